@@ -98,8 +98,8 @@ SUBJECTS: dict[str, dict[str, str]] = {
     },
     "worker/engine": {
         "Every family computes as transformers does": (
-            "experts falcon_h1 families gguf images llama4 mamba multimodal native nemotron_h other_forms parity pooled "
-            "recurrent scoring"
+            "experts falcon_h1 families gguf images llama4 mamba multimodal native nemotron_h other_forms parity "
+            "pooled recurrent scoring"
         ),
         "Quantized weights stay near the plain ones": (
             "block_quants kv_types quant quantized_checkpoints quantized_experts"

@@ -14,7 +14,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
@@ -25,7 +25,7 @@ from ops.common.waiting import until
 from ops.demo import MODEL_DIR
 from ops.harness.client import CHAT, Base, Response, ask, chat, request
 from ops.harness.farm import private_farm, say
-from ops.harness.program import PATH, Outcome, benchmark, option, run
+from ops.harness.program import PATH, Outcome, benchmark, run
 
 _TOKENS = 30_000
 """The longest answer; it is left once its steps are recorded. A small model makes some thousand tokens in that time."""
@@ -139,9 +139,8 @@ class Recordings:
         return max(lists, key=len)
 
 
-async def _record(url: str, model: str, recordings: Recordings) -> None:
+async def _record(base: Base, model: str, recordings: Recordings) -> None:
     """Record steps in the middle of a long answer, then short chats after others."""
-    base = Base.of(url)
     await _record_steps(base, model, recordings)
     for name in ("", "", *_CHATS):
         await asyncio.to_thread(recordings.label, name)
@@ -199,9 +198,9 @@ def count(checkpoint: Path) -> dict[str, list[str]]:
     with tempfile.TemporaryDirectory(prefix="furrow-house-") as name:
         folder = Path(name)
         spec = ModelSpec(name="model", source=str(checkpoint))
-        with private_farm(spec, (1,), environment=recording(folder)) as (url, _, names):
+        with private_farm(spec, environment=recording(folder)) as farm:
             recordings = Recordings(folder)
-            asyncio.run(_record(url, names[0], recordings))
+            asyncio.run(_record(farm.base, farm.names[0], recordings))
             return {
                 "decode step": recordings.of("rank", "step", _CALLS),
                 "load": recordings.of("rank", "load"),
@@ -210,9 +209,10 @@ def count(checkpoint: Path) -> dict[str, list[str]]:
 
 
 @benchmark
-@option("--model", MODEL_DIR, "Checkpoint or GGUF file.", type=PATH)
-@click.option("--files", is_flag=True, help="Name the files.")
-def house(model: Path, files: bool) -> Outcome:
+def house(
+    model: Annotated[Path, PATH, "Checkpoint or GGUF file."] = MODEL_DIR,
+    files: Annotated[bool, "Name the files."] = False,
+) -> Outcome:
     """Count the files of a decode step, a load and a chat request."""
     say(f"serving {model}")
     counted = count(model)

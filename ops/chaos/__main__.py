@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import click
 import msgspec
@@ -22,10 +23,9 @@ from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import DTYPES, build_spec
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from ops.chaos.client import questions
 from ops.chaos.errors import ChaosError
 from ops.chaos.faults import FAULTS, ON_ANY_FARM, suited
-from ops.chaos.load import Load
+from ops.chaos.load import Load, questions
 from ops.chaos.replays import KEEP_S, noting, replay_some
 from ops.chaos.run import Struck, document, lines, passed, schedule, strike_all
 from ops.chaos.sabotage import CONTROLS, FRAIL
@@ -35,7 +35,7 @@ from ops.common.sabotage import Sabotage
 from ops.demo import MODEL_DIR
 from ops.harness import scripted_engine as scripted
 from ops.harness.client import Base
-from ops.harness.program import describe
+from ops.harness.program import FILE, describe, with_options
 from ops.harness.program import run as run_program
 from worker.repository.source import resolve
 
@@ -43,70 +43,44 @@ QUESTIONS = 16
 ENOUGH_WITHIN_S = 600.0
 
 
-@click.command(epilog=f"Kinds: {', '.join(FAULTS)}.")
-@click.option("--kinds", help="Kinds of faults, separated by commas, or all.  [default: all; with --control its own]")
-@click.option(
-    "--control", type=click.Choice(list(CONTROLS)), help="Switch one safety mechanism off; streams must then break."
-)
-@click.option("--topology", type=click.Choice(TOPOLOGIES), default="server", show_default=True, help="Kind of Redis.")
-@click.option("--times", type=click.IntRange(1), default=3, show_default=True, help="Strikes of each kind.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the schedule and of the requests.")
-@click.option("--streams", type=click.IntRange(1), default=64, show_default=True, help="Streams at one time.")
-@click.option("--length", type=click.IntRange(8), default=160, show_default=True, help="Most tokens of a stream.")
-@click.option(
-    "--log-entries",
-    type=click.IntRange(1),
-    default=LOG_ENTRIES,
-    show_default=True,
-    help="For large-log: logged entries of running requests when the leader is killed.",
-)
-@click.option("--url", "urls", multiple=True, help="URL of an API process of a running farm to strike; repeatable.")
+@with_options
 @redis_option
-@click.option("--model", default="demo", show_default=True, help="With --url: the model to ask and strike.")
-@click.option("--source", default="demo", show_default=True, help="Model to serve: demo, a folder or a repository.")
-@click.option("--tp", type=click.IntRange(1), default=2, show_default=True, help="Ranks.")
-@click.option("--devices", default="cpu", show_default=True, help="One per rank.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="float64", show_default=True)
-@click.option(
-    "--engine",
-    type=click.Choice([OWN, *ENGINES]),
-    default=OWN,
-    show_default=True,
-    help="External engine; a scripted one of its shape, unless --engine-command or --engine-python names it.",
-)
 @engine_options
-@click.option(
-    "--replay",
-    "replays",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Requests to compute once more afterwards, with other threads and chunks; their logits must be the same.",
-)
-@click.option(
-    "--report", "report_file", type=click.Path(dir_okay=False, path_type=Path), help="File for all figures, as JSON."
-)
-@click.option("--log", "log_file", type=click.Path(dir_okay=False, path_type=Path), help="File for the farm's log.")
 def chaos(
-    kinds: str | None,
-    control: str | None,
-    topology: str,
-    times: int,
-    seed: int,
-    streams: int,
-    length: int,
-    log_entries: int,
-    urls: tuple[str, ...],
-    redis_url: str | None,
-    model: str,
-    source: str,
-    tp: int,
-    devices: str,
-    dtype: str,
-    engine: str,
-    replays: int,
-    report_file: Path | None,
-    log_file: Path | None,
+    kinds: Annotated[
+        str | None, "Kinds of faults, separated by commas, or all.  [default: all; with --control its own]"
+    ] = None,
+    control: Annotated[
+        str | None, click.Choice(list(CONTROLS)), "Switch one safety mechanism off; streams must then break."
+    ] = None,
+    topology: Annotated[str, click.Choice(TOPOLOGIES), "Kind of Redis."] = "server",
+    times: Annotated[int, "Strikes of each kind."] = 3,
+    seed: Annotated[int, int, "Seed of the schedule and of the requests."] = 1,
+    streams: Annotated[int, "Streams at one time."] = 64,
+    length: Annotated[int, click.IntRange(8), "Most tokens of a stream."] = 160,
+    log_entries: Annotated[
+        int, "For large-log: logged entries of running requests when the leader is killed."
+    ] = LOG_ENTRIES,
+    urls: Annotated[tuple[str, ...], "--url", "URL of an API process of a running farm to strike; repeatable."] = (),
+    redis_url: str | None = None,
+    model: Annotated[str, "With --url: the model to ask and strike."] = "demo",
+    source: Annotated[str, "Model to serve: demo, a folder or a repository."] = "demo",
+    tp: Annotated[int, "Ranks."] = 2,
+    devices: Annotated[str, "One per rank."] = "cpu",
+    dtype: Annotated[str, click.Choice(DTYPES)] = "float64",
+    engine: Annotated[
+        str,
+        click.Choice([OWN, *ENGINES]),
+        "External engine; a scripted one of its shape, unless --engine-command or --engine-python names it.",
+    ] = OWN,
+    replays: Annotated[
+        int,
+        "--replay",
+        click.IntRange(0),
+        "Requests to compute once more afterwards, with other threads and chunks; their logits must be the same.",
+    ] = 0,
+    report_file: Annotated[Path | None, "--report", FILE, "File for all figures, as JSON."] = None,
+    log_file: Annotated[Path | None, "--log", FILE, "File for the farm's log."] = None,
     **engines: tuple[str, ...],
 ) -> None:
     """Inject faults into a farm under streaming load. Every stream must equal that of an undisturbed run.
@@ -125,10 +99,10 @@ def chaos(
         raise click.UsageError("--control needs a private farm, because it breaks streams: leave --url out")
     if engine != OWN and (urls or control or replays):
         raise click.UsageError("--engine goes with a private farm, without --control and --replay")
-    known = list(ON_ANY_FARM) if urls else suited(topology, engine)
+    possible = list(ON_ANY_FARM) if urls else suited(topology, engine)
     if replays:
-        known = without_sabotage(known, dtype, urls or control)
-    names = chosen(kinds or (",".join(sabotage.kinds) if sabotage else "all"), known)
+        possible = without_sabotage(possible, dtype, urls or control)
+    names = chosen(kinds or (",".join(sabotage.kinds) if sabotage else "all"), possible)
     with ExitStack() as stack:
         if urls:
             target: View = attached(connect_to_farm(redis_url), model, urls)
@@ -154,6 +128,9 @@ def chaos(
         raise failure
     if not (same and passed(struck, load.checked)):
         sys.exit(1)
+
+
+chaos.epilog = f"Kinds: {', '.join(FAULTS)}."
 
 
 def scripted_environment(engine: str) -> dict[str, str]:
@@ -197,9 +174,9 @@ def own_farm(
             sabotage = noting(logits)
         environment = sabotage.write(folder / "sabotage") if sabotage else {}
         if "given-up" in kinds:  # its files are damaged
-            found = resolve(spec.source)
+            files = resolve(spec.source)
             for copy in ("model", "sole-model"):
-                shutil.copytree(found, folder / copy)
+                shutil.copytree(files, folder / copy)
             spec = msgspec.structs.replace(spec, source=str(folder / "model"))
         keep_s = KEEP_S if keeps else 0
         with private_target(spec, folder, log_file or folder / "log", environment, topology, keep_s) as target:
@@ -238,11 +215,11 @@ def run(
     return struck, load, failure
 
 
-def chosen(kinds: str, known: Sequence[str]) -> list[str]:
+def chosen(kinds: str, possible: Sequence[str]) -> list[str]:
     """Raises click.BadParameter naming a kind that does not exist here."""
-    names = list(known) if kinds == "all" else [name.strip() for name in kinds.split(",")]
-    if unknown := [name for name in names if name not in known]:
-        raise click.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(known)}", param_hint="--kinds")
+    names = list(possible) if kinds == "all" else [name.strip() for name in kinds.split(",")]
+    if unknown := [name for name in names if name not in possible]:
+        raise click.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(possible)}", param_hint="--kinds")
     return names
 
 

@@ -59,37 +59,37 @@ class Transcript:
 
 def findings(got: Transcript, expected: Transcript) -> list[str]:
     """The errors of `got`, in words; none if it is exact. `expected` is the undisturbed stream."""
-    found = list(got.errors)
+    wrong = list(got.errors)
     if not got.done:
-        found.append(f"it did not end; its last event is {got.last_id or 'none'}")
+        wrong.append(f"it did not end; its last event is {got.last_id or 'none'}")
     if len(got.rids) > 1:
-        found.append(f"its events belong to {len(got.rids)} requests")
+        wrong.append(f"its events belong to {len(got.rids)} requests")
     for before, after in zip(got.places, got.places[1:], strict=False):
         if after <= before:
-            found.append(f"event {after.seq}.{after.part} came after {before.seq}.{before.part}")
+            wrong.append(f"event {after.seq}.{after.part} came after {before.seq}.{before.part}")
             break
-    found += _text(got, expected)
+    wrong += _text(got, expected)
     if got.tokens != expected.tokens:
-        found.append(f"{len(got.tokens)} tokens with log probabilities differ from {len(expected.tokens)}")
+        wrong.append(f"{len(got.tokens)} tokens with log probabilities differ from {len(expected.tokens)}")
     if got.places[-1:] != expected.places[-1:]:
-        found.append(f"its last place is {got.places[-1:]}, not {expected.places[-1:]}")
+        wrong.append(f"its last place is {got.places[-1:]}, not {expected.places[-1:]}")
     if (got.finish, got.usage) != (expected.finish, expected.usage):
-        found.append(f"finish {got.finish!r} after {got.usage} tokens, not {expected.finish!r} after {expected.usage}")
-    return found
+        wrong.append(f"finish {got.finish!r} after {got.usage} tokens, not {expected.finish!r} after {expected.usage}")
+    return wrong
 
 
 def _text(got: Transcript, expected: Transcript) -> list[str]:
-    found: list[str] = []
+    wrong: list[str] = []
     if got.text != expected.text:
         at = next((i for i, (a, b) in enumerate(zip(got.text, expected.text, strict=False)) if a != b), None)
         at = min(len(got.text), len(expected.text)) if at is None else at
-        had = got.text[at : at + SHOWN]
-        wanted = expected.text[at : at + SHOWN]
-        found.append(f"from character {at} of {len(expected.text)} on it says {had!r}, not {wanted!r}")
+        there = got.text[at : at + SHOWN]
+        right = expected.text[at : at + SHOWN]
+        wrong.append(f"from character {at} of {len(expected.text)} on it says {there!r}, not {right!r}")
     lengths = dict(zip(expected.places, expected.lengths, strict=True))
     for place, length in zip(got.places, got.lengths, strict=True):
         # Events are joined differently in every run; places that both have must agree.
         if lengths.get(place, length) != length:
-            found.append(f"at event {place.seq}.{place.part} it has {length} characters, not {lengths[place]}")
+            wrong.append(f"at event {place.seq}.{place.part} it has {length} characters, not {lengths[place]}")
             break
-    return found
+    return wrong

@@ -18,9 +18,8 @@ from control.records import catalog
 from control.redis.connection import optional_text, read, run
 from control.requests.token_log import read_pages
 from control.requests.upkeep.replay import KeptRequest, differences, find_kept, replay
-from ops.chaos.client import questions
 from ops.chaos.errors import ChaosError
-from ops.chaos.load import Checked, Load
+from ops.chaos.load import Checked, Load, questions
 from ops.chaos.system.target import Target
 from ops.common.sabotage import Sabotage
 
@@ -52,7 +51,7 @@ begin, files = module.StepSampler.begin, {{}}
 def digest(data):
     return hashlib.blake2b(data, digest_size={HASH // 2}).hexdigest()
 
-def noted(sampler, rows, forward):
+def noting(sampler, rows, forward):
     pid = os.getpid()
     if pid not in files:
         files[pid] = open(os.path.join({str(folder)!r}, f"{{pid}}.logits"), "a", buffering=1)
@@ -62,7 +61,7 @@ def noted(sampler, rows, forward):
         files[pid].write(" ".join(words) + "\\n")
     return begin(sampler, rows, forward)
 
-module.StepSampler.begin = noted
+module.StepSampler.begin = noting
 """,
         (),
     )
@@ -120,8 +119,8 @@ def replay_some(target: Target, checked: Iterable[Checked], count: int, seed: in
     without guesses and shared beginnings. True if nothing differs. Raises ChaosError if fewer were kept."""
     rids = [rid for one in checked if not one.findings for rid in one.attempt.transcript.rids]
     random.Random(seed).shuffle(rids)
-    kept, gone = _kept(target, rids, count)
-    say(f"{len(kept)} requests are replayed")
+    requests, gone = _kept(target, rids, count)
+    say(f"{len(requests)} requests are replayed")
     catalog.put_spec(target.client, msgspec.structs.replace(target.spec, lookup=0, prefix_cache=False))
     target.restart_worker(OMP_NUM_THREADS=THREADS)
     target.until(lambda: target.whole() and target.overview().is_rolled_out, "the changed model is served", 240.0)
@@ -130,7 +129,7 @@ def replay_some(target: Target, checked: Iterable[Checked], count: int, seed: in
     load.start()
     outcome = Outcome(gone=gone)
     logits = Logits()
-    _compare_all(target, kept, outcome)
+    _compare_all(target, requests, outcome)
     load.stop(target.until)
     assert target.logits is not None, "the farm notes no logits"
     logits.read(target.logits)
@@ -141,25 +140,25 @@ def replay_some(target: Target, checked: Iterable[Checked], count: int, seed: in
 
 def _kept(target: Target, rids: Sequence[str], count: int) -> tuple[list[KeptRequest], int]:
     """`count` of the requests, and how many were not found before them."""
-    kept: list[KeptRequest] = []
+    requests: list[KeptRequest] = []
     gone = 0
     for rid in rids:
-        if len(kept) == count:
+        if len(requests) == count:
             break
         try:
-            kept.append(find_kept(target.client, [target.spec.name], rid))
+            requests.append(find_kept(target.client, [target.spec.name], rid))
         except RequestNotFound:
             gone += 1
-    if len(kept) < count:
-        raise ChaosError(f"only {len(kept)} of {count} requests were kept; ask for fewer, or strike more often")
-    return kept, gone
+    if len(requests) < count:
+        raise ChaosError(f"only {len(requests)} of {count} requests were kept; ask for fewer, or strike more often")
+    return requests, gone
 
 
-def _compare_all(target: Target, kept: Sequence[KeptRequest], outcome: Outcome) -> None:
+def _compare_all(target: Target, requests: Sequence[KeptRequest], outcome: Outcome) -> None:
     """AT_ONCE run together; each is compared when it has ended."""
     client = target.client
     keys = ModelKeys(target.spec.name)
-    waiting = deque(kept)
+    waiting = deque(requests)
     running = dict[str, KeptRequest]()
     until = time.monotonic() + WITHIN_S
     while waiting or running:

@@ -149,7 +149,7 @@ def rows(struck: Sequence[Struck], checked: Sequence[Checked]) -> list[Row]:
 def _row(kind: str, struck: list[Struck], checked: Sequence[Checked]) -> Row:
     met = [(one, stream) for one in struck for stream in checked if under_way(stream, one)]
     gaps = [longest_silence(stream.attempt, one.began, one.ended) for one, stream in met]
-    known = sorted(gap for gap in gaps if gap is not None)
+    seconds = sorted(gap for gap in gaps if gap is not None)
     return Row(
         kind=kind,
         strikes=len(struck),
@@ -157,9 +157,9 @@ def _row(kind: str, struck: list[Struck], checked: Sequence[Checked]) -> Row:
         streams=len(met),
         exact=sum(not stream.findings for _, stream in met),
         resumed=sum(again(stream, one) for one, stream in met),
-        gap_median_s=statistics.median(known) if known else math.nan,
-        gap_p99_s=known[math.ceil(0.99 * len(known)) - 1] if known else math.nan,
-        gap_worst_s=known[-1] if known else math.nan,
+        gap_median_s=statistics.median(seconds) if seconds else math.nan,
+        gap_p99_s=seconds[math.ceil(0.99 * len(seconds)) - 1] if seconds else math.nan,
+        gap_worst_s=seconds[-1] if seconds else math.nan,
     )
 
 
@@ -179,10 +179,10 @@ def passed(struck: Sequence[Struck], checked: Sequence[Checked]) -> bool:
     return bool(struck) and bool(checked) and exact and all(one.proof is not None for one in struck)
 
 
-def table(found: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[Row]) -> list[str]:
     """Lines of text."""
     lines = ["".join(f"{word:>{width}}" for word, width in zip(HEADINGS, WIDTHS, strict=True))]
-    for row in found:
+    for row in rows:
         gaps = [f"{gap:.2f}" for gap in (row.gap_median_s, row.gap_p99_s, row.gap_worst_s)]
         words = [row.kind, row.strikes, row.proved, row.streams, row.exact, row.resumed, *gaps]
         lines.append("".join(f"{word:>{width}}" for word, width in zip(words, WIDTHS, strict=True)))

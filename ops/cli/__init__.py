@@ -59,9 +59,9 @@ Examples:
 """
 
 
-def _print_version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:
+def _print_version(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
     """Instead of click's own option, which needs the version at each start: to read it takes 10 ms."""
-    if asked and not context.resilient_parsing:
+    if value and not context.resilient_parsing:
         from control.version import VERSION
 
         click.echo(f"furrow, version {VERSION}")

@@ -106,10 +106,10 @@ def show(address: str, question: str, strike: Callable[[], str] | None = None) -
             print(f"\n       >>> {strike()} <<<\n       ", end="", flush=True)
     first, last = (times[0], times[-1]) if times else (started, started)
     speed = f"{(len(times) - 1) / (last - first):.0f} chunks/s" if len(times) > 1 else "no chunks"
-    told = [f"first token {1000 * (first - started):.0f} ms", speed, f"finish_reason {reason}"]
+    notes = [f"first token {1000 * (first - started):.0f} ms", speed, f"finish_reason {reason}"]
     if strike is not None and len(times) > 1:
-        told.insert(1, f"longest pause {max(after - before for before, after in pairwise(times)):.2f} s")
-    print(f"\n       [{', '.join(told)}]\n")
+        notes.insert(1, f"longest pause {max(after - before for before, after in pairwise(times)):.2f} s")
+    print(f"\n       [{', '.join(notes)}]\n")
     return answer if reason == "stop" else None
 
 

@@ -112,22 +112,22 @@ def cache() -> None:
 @json_option
 def list_entries(as_json: bool) -> None:
     """List the files of the cache with size and last use, the newest first."""
-    found = _all()
+    entries = _all()
     if as_json:
         described = [
             {"kind": one.kind, "name": one.name, "path": str(one.path), "bytes": one.bytes, "used_at": _when(one)}
-            for one in found
+            for one in entries
         ]
         echo_json(described)
         return
-    if not found:
+    if not entries:
         click.echo(f"The cache {cache_files.folder('weights').parent} is empty.")
         return
     rows = [("KIND", "SIZE", "LAST USE", "NAME")]
-    rows += [(one.kind, _size(one.bytes), _when(one), one.name) for one in found]
+    rows += [(one.kind, _size(one.bytes), _when(one), one.name) for one in entries]
     echo_table(rows)
     click.echo(
-        f"{len(found)} files, {_size(sum(one.bytes for one in found))}, in {cache_files.folder('weights').parent}"
+        f"{len(entries)} files, {_size(sum(one.bytes for one in entries))}, in {cache_files.folder('weights').parent}"
     )
 
 
@@ -138,25 +138,25 @@ def clear(what: tuple[str, ...]) -> None:
 
     Processes that run keep what they use.
     """
-    found = _all()
-    known = {*KINDS, "all", *(one.name for one in found)}
-    if unknown := [word for word in what if word not in known]:
+    entries = _all()
+    names = {*KINDS, "all", *(one.name for one in entries)}
+    if unknown := [word for word in what if word not in names]:
         raise click.UsageError(
             f"nothing in the cache is called {unknown[0]!r}. Give {', '.join(KINDS)}, all, or a name that "
             "`furrow cache list` shows."
         )
-    chosen = [one for one in found if "all" in what or one.kind in what or one.name in what]
-    kept = [one for one in chosen if not cache_files.remove(one)]
-    removed = [one for one in chosen if one not in kept]
+    chosen = [one for one in entries if "all" in what or one.kind in what or one.name in what]
+    undeletable = [one for one in chosen if not cache_files.remove(one)]
+    removed = [one for one in chosen if one not in undeletable]
     click.echo(f"{len(removed)} files deleted, {_size(sum(one.bytes for one in removed))}.")
-    for one in kept:
+    for one in undeletable:
         echo_line(f"furrow: {one.path} can't be deleted: no permission.", err=True)
-    sys.exit(1 if kept else 0)
+    sys.exit(1 if undeletable else 0)
 
 
 def _all() -> list[Entry]:
-    found: Iterable[Entry] = (one for kind in KINDS for one in cache_files.entries(kind))
-    return sorted(found, key=lambda one: -one.used_at)
+    entries: Iterable[Entry] = (one for kind in KINDS for one in cache_files.entries(kind))
+    return sorted(entries, key=lambda one: -one.used_at)
 
 
 def _size(count: int) -> str:

@@ -50,7 +50,7 @@ def hosts(as_json: bool, redis_url: str | None) -> None:
     A host is away when its agent has no heartbeat; its ranks may serve all the same.
     """
     client = connect_to_farm(redis_url)
-    found = [
+    cards = [
         HostRow(
             id=one.id,
             state="drained" if one.drained else "alive" if one.alive else "away",
@@ -63,9 +63,9 @@ def hosts(as_json: bool, redis_url: str | None) -> None:
         for one in farm.host_cards(client)
     ]
     if as_json:
-        echo_json(found)
+        echo_json(cards)
         return
-    if not found:
+    if not cards:
         click.echo("No hosts. Start one with `furrow worker`.")
         return
     rows = [
@@ -78,7 +78,7 @@ def hosts(as_json: bool, redis_url: str | None) -> None:
             "; ".join(map(_memory, one.memory)) or "-",
             " ".join(one.replicas) or "-",
         )
-        for one in found
+        for one in cards
     ]
     echo_table([("HOST", "STATE", "VERSION", "DEVICES", "ENGINES", "MEMORY", "REPLICAS"), *rows])
 
@@ -129,14 +129,14 @@ def drain_host(client: SyncRedis, host_id: str, undo: bool, no_wait: bool) -> No
         echo_line(f"{host_id}: takes replicas again." if changed else f"{host_id}: was not drained.")
         return
     echo_line(f"{host_id}: drains.")
-    told = ""
+    last_line = ""
     while not no_wait:
-        left = farm.assignments(client, host_id)
-        line = ", ".join(_describe(client, one) for one in left)
-        if line and line != told:
+        assignments = farm.assignments(client, host_id)
+        line = ", ".join(_describe(client, one) for one in assignments)
+        if line and line != last_line:
             echo_line(f"{host_id}: {line}")
-            told = line
-        if not left:
+            last_line = line
+        if not assignments:
             echo_line(f"{host_id}: empty. It can be switched off; `furrow drain {host_id} --undo` takes it back.")
             return
         time.sleep(TICK_S)
@@ -155,12 +155,12 @@ def drain_replica(client: SyncRedis, model: str, replica: str, no_wait: bool) ->
         echo_line(f"{model}:{replica}: gone.")
 
 
-def _describe(client: SyncRedis, held: Assignment) -> str:
-    model = held.spec.name
-    replica = held.replica
-    if not held.withdrawn:
+def _describe(client: SyncRedis, assignment: Assignment) -> str:
+    model = assignment.spec.name
+    replica = assignment.replica
+    if not assignment.withdrawn:
         return f"{model}:{replica} " + (
-            "waits for its successor" if held.spec.surge else "stops before its successor starts (--in-place)"
+            "waits for its successor" if assignment.spec.surge else "stops before its successor starts (--in-place)"
         )
     state = next((one.state for one in health.overview(client, model).replicas if one.replica == replica), "gone")
     return f"{model}:{replica} {state}"
@@ -203,8 +203,8 @@ def rebalance(dry_run: bool, as_json: bool, redis_url: str | None) -> None:
 
 def _make(client: SyncRedis, quiet: bool) -> list[Move]:
     """Make one move after the other. Raises ModelUnavailable where a successor fails."""
-    made: list[Move] = []
-    while len(made) < MOST_MOVES:
+    moves: list[Move] = []
+    while len(moves) < MOST_MOVES:
         state = operation.read_farm(client)
         if not state.is_settled:
             time.sleep(MOVE_TICK_S)
@@ -218,8 +218,8 @@ def _make(client: SyncRedis, quiet: bool) -> list[Move]:
             echo_line(_in_words(move))
         while not operation.is_over(client, move):
             time.sleep(MOVE_TICK_S)
-        made.append(move)
-    return made
+        moves.append(move)
+    return moves
 
 
 def _in_words(move: Move) -> str:

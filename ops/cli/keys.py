@@ -57,7 +57,7 @@ def create(redis_url: str | None, name: str, tenant: str, admin: bool, **limits:
 
     The secret is printed only once: the farm keeps a hash of it.
     """
-    key, secret = access.mint(name=name, tenant=tenant, admin=admin, **given(limits))
+    key, secret = access.mint(name=name, tenant=tenant, admin=admin, **fields_of(limits))
     access.create(connect_to_farm(redis_url), key)
     echo_line(f"API key {key.id} ({key.name}). Its secret is not shown again:", err=True)
     click.echo(secret)
@@ -70,8 +70,8 @@ def create(redis_url: str | None, name: str, tenant: str, admin: bool, **limits:
 def list_all(redis_url: str | None, as_json: bool, everything: bool) -> None:
     """List the API keys: state, limits, last use."""
     now = time.time()
-    found = access.list_keys(connect_to_farm(redis_url))
-    shown = [(key, used) for key, used in found if everything or key.state(now) == "active"]
+    cards = access.list_keys(connect_to_farm(redis_url))
+    shown = [(key, used) for key, used in cards if everything or key.state(now) == "active"]
     if as_json:
         echo_json([key_card(key, now, used) for key, used in shown])
         return
@@ -94,11 +94,11 @@ def list_all(redis_url: str | None, as_json: bool, everything: bool) -> None:
 @redis_option
 def show(redis_url: str | None, as_json: bool, key: str) -> None:
     """Show the record of KEY (an id or a name)."""
-    found = access.find(connect_to_farm(redis_url), key)
+    record = access.find(connect_to_farm(redis_url), key)
     if as_json:
-        echo_json(key_card(found, time.time()))
+        echo_json(key_card(record, time.time()))
         return
-    for name, value in described(found).items():
+    for name, value in described(record).items():
         echo_line(f"{name:<15} {', '.join(value) if isinstance(value, list) else value}".rstrip())
 
 
@@ -120,12 +120,12 @@ def revoke(redis_url: str | None, key: str) -> None:
 def limits(redis_url: str | None, key: str, all_models: bool, **limits: Any) -> None:
     """Change the limits of KEY (an id or a name) that are given. Running requests are not affected."""
     client = connect_to_farm(redis_url)
-    found = access.find(client, key)
-    changes = given(limits) | ({"models": []} if all_models else {})
+    record = access.find(client, key)
+    changes = fields_of(limits) | ({"models": []} if all_models else {})
     if not changes:
-        raise SettingsError(f"say what to change of {found.id}; `furrow keys limits --help` lists what there is")
-    access.change(client, found, **changes)
-    echo_line(f"{found.id} ({found.name}): changed.")
+        raise SettingsError(f"say what to change of {record.id}; `furrow keys limits --help` lists what there is")
+    access.change(client, record, **changes)
+    echo_line(f"{record.id} ({record.name}): changed.")
 
 
 @keys.command()
@@ -139,22 +139,22 @@ def usage(redis_url: str | None, as_json: bool, key: str | None, days: int) -> N
     KEY is an id or a name. A row is the usage of a day (UTC) and model.
     """
     client = connect_to_farm(redis_url)
-    found = read_usage(client, days, access.find(client, key).id if key is not None else None)
+    days_of_use = read_usage(client, days, access.find(client, key).id if key is not None else None)
     if as_json:
-        echo_json(found)
+        echo_json(days_of_use)
         return
-    if not found:
+    if not days_of_use:
         click.echo("Nothing was used.")
         return
     names = {one.id: one.name for one, _ in access.list_keys(client)}
     rows: list[tuple[str, ...]] = [("DAY", "KEY", "NAME", "MODEL", "REQUESTS", "PROMPT", "CACHED", "COMPLETION")]
-    for one in found:
+    for one in days_of_use:
         counts = (one.requests, one.prompt_tokens, one.cached_tokens, one.completion_tokens)
         rows.append((one.date, one.key, names.get(one.key, "-"), one.model, *map(str, counts)))
     echo_table(rows)
 
 
-def given(limits: dict[str, Any]) -> dict[str, Any]:
+def fields_of(limits: dict[str, Any]) -> dict[str, Any]:
     """The options that were used, as fields of an ApiKey."""
     fields = {name: value for name, value in limits.items() if value not in (None, ())}
     if "models" in fields:

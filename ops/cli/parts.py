@@ -53,14 +53,14 @@ def worker(
     if agent:
         become("worker", "agent")
     redis = redis_reference(redis_url) if redis_url else None
-    given = {
+    options = {
         "FURROW_REDIS_URL": redis,
         "FURROW_HOST_ID": host_id,
         "FURROW_ADDRESS": address,
         "FURROW_METRICS": metrics,
         "FURROW_MEMORY": memory,
     }
-    named = {name: value for name, value in given.items() if value}
+    named = {name: value for name, value in options.items() if value}
     become("worker.agent.supervision", **named, **engine_environment(**engines))
 
 

@@ -224,32 +224,32 @@ def _split(spec: ModelSpec, files: ModelFiles, free: Sequence[int]) -> str | Non
     return None
 
 
-def _print(made: MemoryPlan) -> None:
-    on_cpus = any(one.device == "cpu" for one in made.hosts) or not made.gpu_ranks
+def _print(plan: MemoryPlan) -> None:
+    on_cpus = any(one.device == "cpu" for one in plan.hosts) or not plan.gpu_ranks
     if on_cpus:
-        _print_need(made, made.ranks[0], "" if not made.gpu_ranks else " on CPUs")
-    if made.gpu_ranks:
-        _print_need(made, made.gpu_ranks[0], " on a GPU")
+        _print_need(plan, plan.ranks[0], "" if not plan.gpu_ranks else " on CPUs")
+    if plan.gpu_ranks:
+        _print_need(plan, plan.gpu_ranks[0], " on a GPU")
     rows = [("HOST", "NEEDS", "HAS", "")]
-    for one in made.hosts:
+    for one in plan.hosts:
         verdict = "fits" if one.fits else f"{in_words(one.needs - one.has)} too little"
         name = one.host if one.device == "cpu" else f"{one.host} {one.device}"
         rows.append((name, in_words(one.needs), in_words(one.has), verdict))
     echo_table(rows)
-    for remedy in made.remedies:
+    for remedy in plan.remedies:
         echo_line(f"It fits with {remedy}.")
-    if not made.remedies and not is_enough(made.hosts, made.tp):
+    if not plan.remedies and not is_enough(plan.hosts, plan.tp):
         echo_line("Neither fewer KV tokens nor a quantization nor the ranks on several of these hosts make it fit.")
 
 
-def _print_need(made: MemoryPlan, rank: RankNeed, where: str) -> None:
+def _print_need(plan: MemoryPlan, rank: RankNeed, where: str) -> None:
     about = "" if rank.exact else "about "
-    tokens = f" for {made.kv_tokens:,} tokens" if rank.kv else ""
+    tokens = f" for {plan.kv_tokens:,} tokens" if rank.kv else ""
     parts = (
         f"weights {about}{in_words(rank.weights)}",
         f"KV memory {in_words(rank.kv)}{tokens}",
         f"a step {in_words(rank.step)}",
         f"the process {in_words(rank.process)}",
     )
-    whose = "it" if made.tp == 1 else f"each of its {made.tp} ranks"
-    echo_line(f"{made.model}: {whose} needs {about}{in_words(rank.total)}{where}: {', '.join(parts)}.")
+    whose = "it" if plan.tp == 1 else f"each of its {plan.tp} ranks"
+    echo_line(f"{plan.model}: {whose} needs {about}{in_words(rank.total)}{where}: {', '.join(parts)}.")

@@ -116,8 +116,8 @@ class Waiting:
 def _changed(before: str, text: str) -> str:
     """The sentences of a text that follow those which it has in common with the one before, where these are long."""
     equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, text, strict=False))
-    told = text.rfind(". ", 0, sum(1 for _ in equal)) + 2
-    return f"… {text[told:]}" if LONG < told < len(text) else text
+    beginning = text.rfind(". ", 0, sum(1 for _ in equal)) + 2
+    return f"… {text[beginning:]}" if LONG < beginning < len(text) else text
 
 
 def _of(stage: Stage) -> str:

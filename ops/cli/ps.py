@@ -36,15 +36,15 @@ class RunningReplica(msgspec.Struct, frozen=True, kw_only=True):
 
 def running_replicas(client: SyncRedis) -> list[RunningReplica]:
     """Every replica with a rank that beats, in order of name. Raises RedisUnavailable."""
-    found = [
+    replicas = [
         (overview, replica)
         for overview in health.overviews(client)
         for replica in overview.replicas
         if any(replica.beats)
     ]
-    formed = run_every(client, [health.formations(overview.model, replica.replica) for overview, replica in found])
+    formed = run_every(client, [health.formations(overview.model, replica.replica) for overview, replica in replicas])
     rows: list[RunningReplica] = []
-    for (overview, replica), epochs in zip(found, formed, strict=True):
+    for (overview, replica), epochs in zip(replicas, formed, strict=True):
         beats = [beat for beat in replica.beats if beat is not None]
         rows.append(
             RunningReplica(
@@ -70,11 +70,11 @@ def ps(as_json: bool, redis_url: str | None) -> None:
 
     A replica that can't run is in `furrow models list`, with the reason.
     """
-    found = running_replicas(connect_to_farm(redis_url))
+    replicas = running_replicas(connect_to_farm(redis_url))
     if as_json:
-        echo_json(found)
+        echo_json(replicas)
         return
-    if not found:
+    if not replicas:
         click.echo("Nothing runs. `furrow models load MODEL` loads a model; `furrow models list` shows what is wanted.")
         return
     now = now_ms()
@@ -84,7 +84,7 @@ def ps(as_json: bool, redis_url: str | None) -> None:
             *(in_words(one.memory_bytes), str(one.running), str(one.queued)),
             "-" if one.serving_since_ms is None else duration(max(0, now - one.serving_since_ms)),
         )
-        for one in found
+        for one in replicas
     ]
     echo_table([("MODEL", "REPLICA", "STATE", "HOST", "DEVICES", "MEMORY", "RUNNING", "QUEUED", "SERVING FOR"), *rows])
 
@@ -102,14 +102,14 @@ def history(model: str, as_json: bool, redis_url: str | None) -> None:
     Up to 64 of each are kept for a replica.
     """
     client = connect_to_farm(redis_url)
-    found = events_of(client, model)
+    events = events_of(client, model)
     if as_json:
-        echo_json(found)
+        echo_json(events)
         return
-    if not found:
+    if not events:
         echo_line(f"No epochs of '{model}' are known.")
         return
-    rows = [(_when(one.at_ms), one.replica, str(one.epoch), one.event, _detail(one)) for one in found]
+    rows = [(_when(one.at_ms), one.replica, str(one.epoch), one.event, _detail(one)) for one in events]
     echo_table([("TIME", "REPLICA", "EPOCH", "EVENT", "DETAIL"), *rows])
 
 

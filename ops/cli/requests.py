@@ -42,11 +42,11 @@ def requests() -> None:
 def list_requests(model: str | None, tenant: str | None, as_json: bool, redis_url: str | None) -> None:
     """List the oldest 1,000 requests that wait or run, oldest first."""
     client = connect_to_farm(redis_url)
-    found = control_requests.open_requests(client, catalog.model_names(client, model), MOST, tenant)
+    open_requests = control_requests.open_requests(client, catalog.model_names(client, model), MOST, tenant)
     if as_json:
-        echo_json(found)
+        echo_json(open_requests)
         return
-    if not found:
+    if not open_requests:
         click.echo("No requests wait or run.")
         return
     header = ("ID", "MODEL", "STATE", "AGE", "TENANT", "PRIORITY", "PROMPT", "ANSWER", "ATTEMPTS", "REPLICA")
@@ -55,7 +55,7 @@ def list_requests(model: str | None, tenant: str | None, as_json: bool, redis_ur
             *(one.id, one.model, "cancelled" if one.cancelled else one.state, duration(one.age_ms), one.tenant),
             *(one.priority, str(one.prompt_tokens), str(one.completion_tokens), str(one.attempts), one.replica or "-"),
         )
-        for one in found
+        for one in open_requests
     ]
     echo_table([header, *rows])
 
@@ -185,17 +185,17 @@ def replay(rid: str, times: int, redis_url: str | None) -> None:
     something differs.
     """
     client = connect_to_farm(redis_url)
-    kept = find_kept(client, catalog.model_names(client), bare_id(rid))
+    original = find_kept(client, catalog.model_names(client), bare_id(rid))
     copies: list[str] = []
     try:
         for _ in range(times):
             copies.append(uuid.uuid4().hex)
-            compute_again(client, kept, copies[-1])
-        outcomes = [compare(kept, _answer(client, kept.model, copy)) for copy in copies]
+            compute_again(client, original, copies[-1])
+        outcomes = [compare(original, _answer(client, original.model, copy)) for copy in copies]
     finally:
         for copy in copies:
             with suppress(RequestNotFound):  # it could not be enqueued
-                run(client, control_requests.cancel(kept.model, copy, TENANT))
+                run(client, control_requests.cancel(original.model, copy, TENANT))
     for _, lines in outcomes:
         for line in lines:
             echo_line(line)
@@ -210,19 +210,19 @@ def _answer(client: SyncRedis, model: str, rid: str) -> list[LogEntry]:
     return [entry for page in control_requests.read_pages(client, model, rid) for entry in page]
 
 
-def compare(kept: KeptRequest, entries: list[LogEntry]) -> tuple[bool, list[str]]:
+def compare(original: KeptRequest, entries: list[LogEntry]) -> tuple[bool, list[str]]:
     """True if one copy differs; and the outcome in lines."""
-    found = differences(kept, entries)
-    then = fingerprints(kept.entries)
+    changes = differences(original, entries)
+    then = fingerprints(original.entries)
     now = fingerprints(entries)
-    lines = [_describe(one) for one in found]
+    lines = [_describe(one) for one in changes]
     if then != now:
-        known = [", ".join(names) or "unknown" for names in (then, now)]
-        lines.insert(0, f"Another backend: {known[0]} then, {known[1]} now. The bits may differ.")
-    if not found:
+        words = [", ".join(names) or "unknown" for names in (then, now)]
+        lines.insert(0, f"Another backend: {words[0]} then, {words[1]} now. The bits may differ.")
+    if not changes:
         tokens = sum(entry.token is not None for entry in entries)
-        lines.append(f"The same {tokens} tokens in {kept.params.sampling.n} choices.")
-    return bool(found), lines
+        lines.append(f"The same {tokens} tokens in {original.params.sampling.n} choices.")
+    return bool(changes), lines
 
 
 def _describe(one: Difference) -> str:

@@ -59,24 +59,24 @@ def selftest(device: str | None, model: Path | None, dtype: str, tp: int, as_jso
     elif dtype != "auto" or tp != 1:
         raise SettingsError("--dtype and --tp belong to a model: give --model FOLDER")
     click.echo(f"trying the kernels of {chosen}; the first time they are compiled ...", err=True)
-    made = report.selftest(str(where), shapes)
+    verdicts = report.selftest(str(where), shapes)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(made)).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(verdicts)).decode())
     else:
-        _print(made)
-    sys.exit(SWITCHED_OFF if made.off else 0)
+        _print(verdicts)
+    sys.exit(SWITCHED_OFF if verdicts.off else 0)
 
 
-def _print(made: report.Report) -> None:
+def _print(verdicts: report.Report) -> None:
     click.echo(
-        f"device: {made.device}; as torch reaches it: {made.limits.gigabytes_per_s:,.1f} GB/s copied, "
-        f"{made.limits.teraflops:,.2f} TFLOP/s multiplied"
+        f"device: {verdicts.device}; as torch reaches it: {verdicts.limits.gigabytes_per_s:,.1f} GB/s copied, "
+        f"{verdicts.limits.teraflops:,.2f} TFLOP/s multiplied"
     )
-    click.echo("versions: " + ", ".join(f"{name} {version}" for name, version in made.versions.items()))
+    click.echo("versions: " + ", ".join(f"{name} {version}" for name, version in verdicts.versions.items()))
     from worker.selftest.report import rows_of
 
-    echo_table(rows_of(made))
-    for kernel, instead in made.off.items():
+    echo_table(rows_of(verdicts))
+    for kernel, instead in verdicts.off.items():
         click.echo(f"{kernel} is switched off: {instead}")
-    if not made.off:
+    if not verdicts.off:
         click.echo("everything that is available here works")

@@ -34,7 +34,7 @@ from ops.common.engine_options import ENGINE_OPTIONS, engine_environment, engine
 from ops.common.groups import without_collections
 from ops.demo import MODEL_DIR
 from ops.local.embedded import EmbeddedServer
-from ops.local.memory import server_bytes
+from ops.local.server_binary import server_bytes
 from ops.local.supervisor import STOP_LIMIT_S, Part, Supervisor
 
 SERVING_TICK_S = 0.25

@@ -98,8 +98,8 @@ def unit_of(part: str, arguments: Sequence[str], environment: Mapping[str, str])
 def _program() -> list[str]:
     """The command of this installation by its path: a service has another PATH."""
     beside = Path(sys.executable).with_name("furrow")
-    found = str(beside) if beside.exists() else shutil.which("furrow")
-    return [found] if found else [sys.executable, "-m", "ops.cli"]
+    program = str(beside) if beside.exists() else shutil.which("furrow")
+    return [program] if program else [sys.executable, "-m", "ops.cli"]
 
 
 def _quoted(word: str) -> str:

@@ -41,8 +41,8 @@ def desire(client: SyncRedis, specs: Sequence[ModelSpec], alone: bool) -> None:
                 abandon(client, other.name, f"the model '{other.name}' is not served any more")
                 catalog.forget(client, other)
         # An assignment left behind would start its ranks again, and they would bring their specification back.
-        for host, given in farm.all_assignments(client).items():
-            for assignment in given:
+        for host, assignments in farm.all_assignments(client).items():
+            for assignment in assignments:
                 if assignment.spec.name not in names:
                     farm.remove_assignment(client, host, assignment.spec.name, assignment.replica)
         # A model on demand that ran when the run before ended is not to be loaded before its first request.

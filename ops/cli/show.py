@@ -338,8 +338,8 @@ def _licence(files: ModelFiles) -> str | None:
     if files.folder is None:
         return None
     try:
-        if found := _LICENCE.search((files.folder / "README.md").read_text(encoding="utf-8", errors="replace")[:4096]):
-            return found[1].strip("\"'")
+        if line := _LICENCE.search((files.folder / "README.md").read_text(encoding="utf-8", errors="replace")[:4096]):
+            return line[1].strip("\"'")
     except OSError:
         pass
     return next((path.name for path in sorted(files.folder.glob("LICENSE*"))), None)

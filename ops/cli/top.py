@@ -179,7 +179,7 @@ def _turn(client: SyncRedis, rates: Rates) -> Any:
 def _read(client: SyncRedis, rates: Rates) -> list[ModelRow]:
     overviews = health.overviews(client)
     assets = {one.model: catalog.get_assets(client, one.model) for one in overviews}
-    return rates.rows(overviews, {name: found.kv_tokens for name, found in assets.items() if found is not None})
+    return rates.rows(overviews, {name: card.kv_tokens for name, card in assets.items() if card is not None})
 
 
 def _table(rows: list[ModelRow]) -> Any:

@@ -1,7 +1,5 @@
 """A resuming transport for official clients."""
 
-from ops.client.exchange import ResumeRefused
-from ops.client.transport import ResumingTransport
-from ops.client.transport_async import AsyncResumingTransport
+from ops.client.transport import AsyncResumingTransport, ResumeRefused, ResumingTransport
 
 __all__ = ["AsyncResumingTransport", "ResumeRefused", "ResumingTransport"]

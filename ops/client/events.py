@@ -122,8 +122,8 @@ def _joined(events: list[Event]) -> bytes:
 
 def _code(data: bytes) -> str | None:
     try:
-        told = json.loads(data)
+        body = json.loads(data)
     except ValueError:
         return None
-    error = told.get("error")
-    return error.get("code") if isinstance(error, dict) else told.get("code")
+    error = body.get("error")
+    return error.get("code") if isinstance(error, dict) else body.get("code")

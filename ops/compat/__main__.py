@@ -30,8 +30,8 @@ def compat() -> None:
 @compat.command("list")
 def list_clients() -> None:
     """List the clients, and the version of each that is installed."""
-    for known in CLIENTS:
-        click.echo(f"{known.name:16} {clients.version(known) or 'not installed':16} {known.title}")
+    for one in CLIENTS:
+        click.echo(f"{one.name:16} {clients.version(one) or 'not installed':16} {one.title}")
 
 
 @compat.command()
@@ -50,8 +50,8 @@ def install(names: tuple[str, ...]) -> None:
 @click.option("--write", is_flag=True, help="Write docs/compatibility.md; takes a run of all clients.")
 def run_clients(names: tuple[str, ...], base_url: str | None, form: str, write: bool) -> None:
     """Run the named clients, or all that are installed; exit status 1 where one does what it should not."""
-    chosen = [known for known in _chosen(names) if names or clients.missing(known) is None]
-    absent = [why for known in chosen if (why := clients.missing(known)) is not None]
+    chosen = [one for one in _chosen(names) if names or clients.missing(one) is None]
+    absent = [why for one in chosen if (why := clients.missing(one)) is not None]
     if absent or not chosen:
         raise SettingsError("; ".join(absent) or "No client is installed: python -m ops.compat install")
     if write and len(chosen) < len(CLIENTS):
@@ -61,7 +61,7 @@ def run_clients(names: tuple[str, ...], base_url: str | None, form: str, write: 
         scripted_farm(DEMO, Path(data), form=form) as scripted_url,
         _farm(base_url) as (url, fault_url),
     ):
-        runs = [_run_one(known, url, fault_url, f"{scripted_url}/v1") for known in chosen]
+        runs = [_run_one(one, url, fault_url, f"{scripted_url}/v1") for one in chosen]
     for other in FORMS if form == DEMONSTRATION else ():
         if other != DEMONSTRATION:
             _run_form(other, [done for done in runs if done.client.orders])
@@ -106,20 +106,19 @@ def _farm(base_url: str | None) -> Generator[tuple[str, str]]:
     if base_url is not None:
         yield base_url, ""
         return
-    options = ("--keep-alive", str(KEEP_ALIVE_S))
     with (
-        private_farm(demo_spec(tp=2, dtype="float64"), (1,), *options) as (url, redis_url, _),
-        leader_faults(redis_url, DEMO) as fault_url,
+        private_farm(demo_spec(tp=2, dtype="float64"), "--keep-alive", str(KEEP_ALIVE_S)) as farm,
+        leader_faults(farm.redis_url, DEMO) as fault_url,
     ):
-        yield f"{url}/v1", fault_url
+        yield f"{farm.url}/v1", fault_url
 
 
 def _chosen(names: tuple[str, ...]) -> list[Client]:
-    found = [client(name) for name in names] if names else list(CLIENTS)
-    unknown = [name for name, known in zip(names, found, strict=False) if known is None]
+    clients_of = [client(name) for name in names] if names else list(CLIENTS)
+    unknown = [name for name, one in zip(names, clients_of, strict=False) if one is None]
     if unknown:
         raise SettingsError(f"Unknown client {unknown[0]!r}; known are {', '.join(one.name for one in CLIENTS)}.")
-    return [known for known in found if known is not None]
+    return [one for one in clients_of if one is not None]
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ CLIENTS: tuple[Client, ...] = (
         packages=("llama-index-llms-openai-like",),
         script="llama_index_python.py",
     ),
-    Client(name="llm", title="`llm`", packages=("llm",), script="llm_python.py"),
+    Client(name="llm", title="`llm`", packages=("llm",), script="llm_program.py"),
     Client(name="ollama-python", title="Ollama's client for Python", packages=("ollama",), script="ollama_python.py"),
     Client(
         name="ollama-node",
@@ -143,7 +143,7 @@ CLIENTS: tuple[Client, ...] = (
         packages=("langchain-ollama",),
         script="ollama_langchain.py",
     ),
-    Client(name="llm-ollama", title="`llm-ollama`", packages=("llm-ollama", "llm"), script="ollama_llm.py"),
+    Client(name="llm-ollama", title="`llm-ollama`", packages=("llm-ollama", "llm"), script="llm_program.py"),
     Client(
         name="lm-eval",
         title="lm-evaluation-harness, `local-completions`",
@@ -155,29 +155,36 @@ CLIENTS: tuple[Client, ...] = (
         title="Claude Code",
         kind="node",
         packages=("@anthropic-ai/claude-code@latest",),
-        script="claude_code.py",
+        script="coding_agents.py",
         orders=True,
     ),
-    Client(name="codex", title="Codex", kind="node", packages=("@openai/codex",), script="codex.py", orders=True),
     Client(
-        name="opencode", title="opencode", kind="node", packages=("opencode-ai",), script="opencode.py", orders=True
+        name="codex", title="Codex", kind="node", packages=("@openai/codex",), script="coding_agents.py", orders=True
+    ),
+    Client(
+        name="opencode",
+        title="opencode",
+        kind="node",
+        packages=("opencode-ai",),
+        script="coding_agents.py",
+        orders=True,
     ),
     Client(
         name="qwen-code",
         title="Qwen Code",
         kind="node",
         packages=("@qwen-code/qwen-code",),
-        script="qwen_code.py",
+        script="coding_agents.py",
         orders=True,
     ),
-    Client(name="aider", title="aider", packages=("aider-chat",), script="aider.py"),
-    Client(name="guidellm", title="guidellm", packages=("guidellm",), script="guidellm_run.py"),
-    Client(name="aiperf", title="aiperf", packages=("aiperf",), script="aiperf_run.py"),
+    Client(name="aider", title="aider", packages=("aider-chat",), script="coding_agents.py"),
+    Client(name="guidellm", title="guidellm", packages=("guidellm",), script="load_generators.py"),
+    Client(name="aiperf", title="aiperf", packages=("aiperf",), script="load_generators.py"),
 )
 
 
 def client(name: str) -> Client | None:
-    return next((known for known in CLIENTS if known.name == name), None)
+    return next((one for one in CLIENTS if one.name == name), None)
 
 
 # --- environments -----------------------------------------------------------------------------------------------------
@@ -193,9 +200,9 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 def root() -> Path:
     """FURROW_CLIENTS, or a folder in the user's cache."""
-    given = os.environ.get(FOLDER)
-    if given:
-        return Path(given)
+    named = os.environ.get(FOLDER)
+    if named:
+        return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "furrow" / "clients"
 
 
@@ -223,9 +230,9 @@ def install(client: Client) -> str:
     place = folder(client)
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    found = _install_python(client, place) if client.kind == "python" else _install_node(client, place)
-    (place / _STAMP).write_text(json.dumps({"version": found, "packages": client.packages}))
-    return found
+    version = _install_python(client, place) if client.kind == "python" else _install_node(client, place)
+    (place / _STAMP).write_text(json.dumps({"version": version, "packages": client.packages}))
+    return version
 
 
 def command(client: Client) -> list[str]:

@@ -55,13 +55,13 @@ class Run:
     @property
     def faults(self) -> list[str]:
         """Contradictions of the list of gaps: failures that are not on it, and gaps that do not fail."""
-        found = [
+        faults = [
             f"{result.check}: {result.detail if verdict == 'broken' else 'is listed as a gap, and works'}"
             for result in self.results
             if (verdict := result.verdict(self.client)) in ("broken", "closed")
         ]
         seen = {result.check for result in self.results}
-        return found + [f"{gap}: is listed as a gap, and was not tried" for gap in self.client.gaps if gap not in seen]
+        return faults + [f"{gap}: is listed as a gap, and was not tried" for gap in self.client.gaps if gap not in seen]
 
 
 def run(
@@ -86,6 +86,7 @@ def run(
         "COMPAT_BASE_URL": base_url,
         "COMPAT_MODEL": model,
         "COMPAT_KEY": "none",
+        "COMPAT_CLIENT": client.name,
         "COMPAT_SAMPLES": str(samples or ""),
         "COMPAT_FAULT_URL": fault_url,
         "COMPAT_SCRIPTED_URL": scripted_url,
@@ -94,7 +95,7 @@ def run(
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
     }
-    kept = {
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("OPENAI_", "ANTHROPIC_", "OLLAMA_", "PYTHON"))
@@ -105,7 +106,7 @@ def run(
             capture_output=True,
             text=True,
             timeout=RUN_LIMIT_S,
-            env=kept | settings | LOOPBACK_ONLY,
+            env=inherited | settings | LOOPBACK_ONLY,
         )
         results = [Result(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith('{"check"')]
         if done.returncode != 0 or not results:
@@ -140,8 +141,8 @@ def compared(samples: list[list[object]]) -> Result:
     reference = Reference()
     worst = 0.0
     where = ""
-    for context, continuation, told in samples:
-        away = abs(float(str(told)) - reference.log_likelihood(str(context), str(continuation)))
+    for context, continuation, value in samples:
+        away = abs(float(str(value)) - reference.log_likelihood(str(context), str(continuation)))
         if away >= worst:
             worst = away
             where = f"{str(context)[-40:]!r} + {continuation!r}"

@@ -71,10 +71,10 @@ FORMS = (DEMONSTRATION, *sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 
 def last_order(prompt: str) -> tuple[dict[str, Any], str]:
     """The last order of a prompt, and the text after it."""
-    found = list(_ORDER.finditer(prompt))
-    if not found:
+    orders = list(_ORDER.finditer(prompt))
+    if not orders:
         return {"say": ANSWER}, ""
-    return json.loads(base64.b64decode(found[-1][1])), prompt[found[-1].end() :]
+    return json.loads(base64.b64decode(orders[-1][1])), prompt[orders[-1].end() :]
 
 
 def answer(prompt: str, name: str = DEMONSTRATION) -> str:

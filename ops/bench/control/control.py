@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 import click
 
@@ -16,12 +17,10 @@ from control.errors import SettingsError
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from control.requests import Emission
-from ops.bench.control.shard import load_command
-from ops.bench.control.stepping import MODEL, Clocked, Forwards, Metronome, Turn, hashing, stepping, timed
+from ops.bench.control.stepping import MODEL, Clocked, Forwards, Metronome, Turn, hashing, load_command, stepping, timed
 from ops.demo import MODEL_DIR
 from ops.harness.farm import traffic
-from ops.harness.figures import Figure
-from ops.harness.program import benchmark, option, run
+from ops.harness.program import Figure, benchmark, run
 from ops.local.embedded import EmbeddedServer
 from worker.engine.step import Step
 from worker.leader.request import RunningRequest
@@ -45,9 +44,10 @@ OUTSIDE_MS = 2.0
 
 
 @benchmark
-@option("--steps", 1_000, "Measured steps of each kind.", type=click.IntRange(20))
-@click.option("--tp", type=click.IntRange(1), multiple=True, default=(1, 2), show_default=True, help="Ranks.")
-def control(steps: int, tp: tuple[int, ...]) -> list[Figure]:
+def control(
+    steps: Annotated[int, click.IntRange(20), "Measured steps of each kind."] = 1_000,
+    tp: Annotated[tuple[int, ...], "Ranks."] = (1, 2),
+) -> list[Figure]:
     """Run the leader's real step loop on a private server, around an engine that costs nothing or 4 ms.
 
     Other ranks are processes that acknowledge at once. Then steps with and without counting for Prometheus run in

@@ -1,22 +1,20 @@
-"""`python -m ops.bench.control.echo URL MODEL REPLICA EPOCH RANK`: a rank that acknowledges every command at once."""
+"""A rank that acknowledges every command at once. Apart from `stepping`, whose imports would delay its start."""
 
 from __future__ import annotations
-
-import sys
 
 from control.commands import AnyCommand, GenerateStepOk, Ping, Pong, Reply, decode_command
 from control.redis.connection import connect, connect_blocking
 from control.replicas import commands
 
 
-def main() -> None:
-    url, model, replica, epoch, rank = sys.argv[1:]
-    mailbox = commands.Mailbox(connect_blocking(url), model, replica, int(epoch), int(rank))
+def echo(url: str, model: str, replica: str, epoch: int, rank: int) -> None:
+    """Until it is killed."""
+    mailbox = commands.Mailbox(connect_blocking(url), model, replica, epoch, rank)
     client = connect(url)
     while True:
         frame = mailbox.receive(1_000)
         if frame is not None:
-            commands.reply(client, model, replica, answer(decode_command(frame), int(rank)))
+            commands.reply(client, model, replica, answer(decode_command(frame), rank))
 
 
 def answer(command: AnyCommand, rank: int) -> Reply:
@@ -24,7 +22,3 @@ def answer(command: AnyCommand, rank: int) -> Reply:
     if isinstance(command, Ping):
         return Pong(epoch=command.epoch, seq=command.seq, rank=rank, world_size=rank + 1, cuda_device="cpu")
     return GenerateStepOk(epoch=command.epoch, seq=command.seq, rank=rank, checksum=command.seq)
-
-
-if __name__ == "__main__":
-    main()

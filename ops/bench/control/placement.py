@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import replace
+from typing import Annotated
 
 import click
 import msgspec
@@ -17,8 +18,7 @@ from control.placement.give_back import KvUse, lenders
 from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Assign, Host, Unplaceable, Withdraw
 from control.placement.rollout import Place, plan
-from ops.harness.figures import Figure
-from ops.harness.program import benchmark, option, run
+from ops.harness.program import Figure, benchmark, run
 
 GIB = 2**30
 MOST_TURNS = 60
@@ -36,9 +36,10 @@ VIOLATIONS = (
 
 
 @benchmark
-@option("--farms", 10_000)
-@option("--seed", 0, type=int)
-def placement(farms: int, seed: int) -> list[Figure]:
+def placement(
+    farms: int = 10_000,
+    seed: Annotated[int, int] = 0,
+) -> list[Figure]:
     """Play random farms and changes, each at the planner's functions alone; exit status 1 for any violation."""
     began = time.monotonic()
     counts: Counter[str] = Counter()
@@ -73,7 +74,7 @@ class RandomFarm:
         self._hosts = {f"h{index}": _random_host(chance, f"h{index}") for index in range(chance.randint(1, 4))}
         self._specs: dict[str, ModelSpec] = {}
         self._needs: dict[str, ModelNeed] = {}
-        self._held: dict[str, list[Assignment]] = {host: [] for host in self._hosts}
+        self._assignments: dict[str, list[Assignment]] = {host: [] for host in self._hosts}
         self._serving: set[Place] = set()
         self._uses: dict[Place, KvUse] = {}
         """The KV memory of replicas: what their leaders use of it, and the limit that they keep to."""
@@ -122,7 +123,7 @@ class RandomFarm:
             case "lose" if len(self._hosts) > 1:
                 del self._hosts[lost := chance.choice(sorted(self._hosts))]
                 self._turn()
-                self._held[lost] = []
+                self._assignments[lost] = []
             case _:
                 for _ in range(chance.randint(1, 3)):
                     self._turn()
@@ -136,33 +137,33 @@ class RandomFarm:
             match action:
                 case Assign(host, assignment):
                     place = assignment.spec.name, assignment.replica
-                    others = [one for one in self._held[host] if (one.spec.name, one.replica) != place]
-                    before = next((one for one in self._held[host] if one not in others), None)
+                    others = [one for one in self._assignments[host] if (one.spec.name, one.replica) != place]
+                    before = next((one for one in self._assignments[host] if one not in others), None)
                     if before is None:  # its processes start anew
                         self._uses.pop(place, None)
                     elif (assignment.kv_tokens or 0) < (before.kv_tokens or 0):
                         self._counts["shares given back"] += 1
-                    self._held[host] = [*others, assignment]
+                    self._assignments[host] = [*others, assignment]
                 case Withdraw(host, model, replica):
-                    self._held[host] = [
+                    self._assignments[host] = [
                         msgspec.structs.replace(one, withdrawn=True)
                         if (one.spec.name, one.replica) == (model, replica)
                         else one
-                        for one in self._held[host]
+                        for one in self._assignments[host]
                     ]
                     self._serving.discard((model, replica))
                 case Unplaceable(model, waits=False):
                     self._unplaced.add(model)
                 case Unplaceable():
                     pass
-        self._check(self._held, "host exceeded")
+        self._check(self._assignments, "host exceeded")
         self._check_limits()
 
     def _lead(self, *, idle: bool = False) -> None:
         """Leaders use some of their KV memory, and may lower their limits to what they are asked for. A process that
         dies begins anew with the limit of its assignment."""
         there: dict[Place, Assignment] = {}
-        for own in self._held.values():
+        for own in self._assignments.values():
             there |= {(one.spec.name, one.replica): one for one in own if one.kv_tokens is not None}
         self._uses = {place: use for place, use in self._uses.items() if place in there}
         for place, one in there.items():
@@ -170,14 +171,14 @@ class RandomFarm:
             before = self._uses.get(place)
             limit = one.kv_limit if before is None else before.limit
             used = 0 if idle else int(limit * self._chance.random() ** 3)
-            asked = min(limit, one.kv_limit)
+            target = min(limit, one.kv_limit)
             if idle or self._chance.random() < 0.5:  # else it has not looked yet
-                limit = max(asked, used)
+                limit = max(target, used)
             self._uses[place] = KvUse(used=used, limit=limit)
 
     def _check_limits(self) -> None:
         """No leader has more than its assignment, nor less than one sequence of the whole context."""
-        for own in self._held.values():
+        for own in self._assignments.values():
             for one in own:
                 use = self._uses.get((one.spec.name, one.replica))
                 if use is not None and one.kv_tokens is not None and use.limit > one.kv_tokens:
@@ -188,12 +189,14 @@ class RandomFarm:
     def _settle(self) -> None:
         """Until nothing changes, with leaders that use nothing and look at once."""
         for _ in range(MOST_TURNS):
-            before = {host: list(own) for host, own in self._held.items()}, set(self._serving), dict(self._uses)
+            before = {host: list(own) for host, own in self._assignments.items()}, set(self._serving), dict(self._uses)
             self._turn(idle=True)
             self._serving |= self._places()
-            self._held = {host: [one for one in own if not one.withdrawn] for host, own in self._held.items()}
+            self._assignments = {
+                host: [one for one in own if not one.withdrawn] for host, own in self._assignments.items()
+            }
             self._serving &= self._places()
-            if before == (self._held, self._serving, self._uses):
+            if before == (self._assignments, self._serving, self._uses):
                 return
         self._counts["never settles"] += 1
 
@@ -205,61 +208,61 @@ class RandomFarm:
         for name in self._unplaced:
             need = self._needs[name]
             each = max(rank.least + CONTEXT * rank.bytes_per_token for rank in need.gpu_ranks)
-            left = [[self._left_on(host, one) for one in host.devices] for host in hosts]
-            on_gpus = any(sum(size >= each for size in own) >= len(need.ranks) for own in left)
+            rooms = [[self._left_on(host, one) for one in host.devices] for host in hosts]
+            on_gpus = any(sum(size >= each for size in own) >= len(need.ranks) for own in rooms)
             if sum(need.bytes_with(CONTEXT)) <= largest or on_gpus:
                 self._counts["not placed though it fits"] += 1
 
     def _rebalance(self) -> None:
         specs, hosts = self._state()[:2]
-        held = self._held
-        before = rebalance.unplaced(specs, hosts, held, self._needs, {})
+        assignments = self._assignments
+        before = rebalance.unplaced(specs, hosts, assignments, self._needs, {})
         for _ in range(rebalance.MOST_MOVES):
-            move = rebalance.next_move(specs, hosts, held, self._needs, {})
+            move = rebalance.next_move(specs, hosts, assignments, self._needs, {})
             if move is None:
                 break
             self._counts["moves"] += 1
-            began = rebalance.after(held, move)
+            began = rebalance.after(assignments, move)
             self._check(began, "host exceeded by a move")
             self._check(rebalance.settled(specs, hosts, began, self._needs, {}), "host exceeded by a move")
-            held = rebalance.settled(specs, hosts, rebalance.without_old(began, move), self._needs, {})
-            self._check(held, "host exceeded by a move")
+            assignments = rebalance.settled(specs, hosts, rebalance.without_old(began, move), self._needs, {})
+            self._check(assignments, "host exceeded by a move")
         else:
             self._counts["moves for ever"] += 1
-        rest = rebalance.unplaced(specs, hosts, held, self._needs, {})
+        rest = rebalance.unplaced(specs, hosts, assignments, self._needs, {})
         self._counts["placed by moves"] += len(before) - len(rest)
 
     def _state(self) -> tuple[list[ModelSpec], list[Host], dict[str, list[Assignment]]]:
-        return list(self._specs.values()), list(self._hosts.values()), self._held
+        return list(self._specs.values()), list(self._hosts.values()), self._assignments
 
     def _places(self) -> set[Place]:
-        return {(one.spec.name, one.replica) for own in self._held.values() for one in own if not one.withdrawn}
+        return {(one.spec.name, one.replica) for own in self._assignments.values() for one in own if not one.withdrawn}
 
     def _left(self, host: Host) -> int:
         """Beside all that replicas have, but for what they could give back."""
-        left = (host.memory or 0) - sum(sum(one.memory) for one in self._held[host.id])
-        for place, parts in lenders(self._held, self._needs).items():
+        room = (host.memory or 0) - sum(sum(one.memory) for one in self._assignments[host.id])
+        for place, parts in lenders(self._assignments, self._needs).items():
             part = parts.get(host.id)
             if part is not None and part.kv_tokens is not None:
                 least = max(CONTEXT, self._uses[place].used if place in self._uses else part.kv_tokens)
-                left += max(0, part.kv_tokens - least) * len(part.ranks) * PER_TOKEN
-        return left
+                room += max(0, part.kv_tokens - least) * len(part.ranks) * PER_TOKEN
+        return room
 
-    def _left_on(self, host: Host, device: str, held: dict[str, list[Assignment]] | None = None) -> int:
+    def _left_on(self, host: Host, device: str, assignments: dict[str, list[Assignment]] | None = None) -> int:
         """Of a GPU; nothing beside a rank whose need was not known any more."""
         sizes = [
             size
-            for one in (held or self._held)[host.id]
+            for one in (assignments or self._assignments)[host.id]
             for size, own in zip(one.device_memory, one.devices, strict=False)
             if own == device
         ]
         return host.device_memory[device] - sum(sizes) if all(sizes) else 0
 
-    def _check(self, held: dict[str, list[Assignment]], violation: str) -> None:
+    def _check(self, assignments: dict[str, list[Assignment]], violation: str) -> None:
         for host in self._hosts.values():
-            if sum(sum(one.memory) for one in held[host.id]) > (host.memory or 0):
+            if sum(sum(one.memory) for one in assignments[host.id]) > (host.memory or 0):
                 self._counts[violation] += 1
-            if any(self._left_on(host, device, held) < 0 for device in host.devices):
+            if any(self._left_on(host, device, assignments) < 0 for device in host.devices):
                 self._counts[violation] += 1
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import subprocess
-import sys
+import json
+import os
 import time
 import uuid
 from collections import abc
@@ -13,15 +13,18 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from control.commands import BatchChange, GenerateStep, StepImage
+from control.commands import BatchChange, GenerateStep, LoadDenseShard, StepImage
 from control.messages import GenerationRequest, Sampling
 from control.redis.connection import Call, connect, connect_blocking, run
-from control.replicas.lease import Lease, acquire
+from control.replicas.lease import acquire
 from control.requests import Claims, Emission, Enqueue, Enqueued, enqueue
+from ops.bench.control.echo import echo
+from ops.harness.processes import calling
 from worker.engine.step import Forward, Step
 from worker.leader.crash_isolation import CrashIsolation
 from worker.leader.exchange import DeadReplicas, EmissionAnswer, Exchange, RedisCalls
@@ -30,6 +33,7 @@ from worker.leader.scheduled_requests import ScheduledRequests
 from worker.leader.serving import Serving, ServingContext
 from worker.rank.heartbeat import Heartbeat, Progress
 from worker.rank.rank_worker import RankWorker
+from worker.repository.files import inspect, is_gguf
 from worker.sampling.grammars import Grammars
 from worker.sampling.sampler import StepSampler, StepTokens
 from worker.scheduling.scheduler import Scheduler
@@ -199,8 +203,8 @@ class Loop:
             stamps.append(self._stamp())
         self.serving.deliver()
         spans = [[b - a for a, b in zip(*pair, strict=True)] for pair in itertools.pairwise(stamps)]
-        found = zip(spans, self.engine.steps, strict=True)
-        return [Turn(whole, exchange, group, forwards) for (whole, exchange, group), forwards in found]
+        parts = zip(spans, self.engine.steps, strict=True)
+        return [Turn(whole, exchange, group, forwards) for (whole, exchange, group), forwards in parts]
 
 
 @contextmanager
@@ -220,7 +224,8 @@ def stepping(
         lease = run(client, acquire(MODEL, REPLICA, "bench/1", tp))
         assert lease is not None, "the server is empty, and this process is its only user"
         for rank in range(1, tp):
-            stack.callback(_ended, _echo(url, lease, rank))
+            place = {"url": url, "model": MODEL, "replica": REPLICA, "epoch": lease.epoch, "rank": rank}
+            stack.enter_context(calling(os.sched_getaffinity(0), echo, **place))
         events = stack.enter_context(closing(connect(url))).pubsub()
         events.subscribe(f"furrow:{{{MODEL}}}:events:{API}")
         progress = Progress()
@@ -274,16 +279,6 @@ def _request(tokens: int) -> Call[Enqueued]:
     return enqueue(Enqueue(rid=uuid.uuid4().hex, model=MODEL, params=params, tenant="bench", api=API))
 
 
-def _echo(url: str, lease: Lease, rank: int) -> subprocess.Popen[bytes]:
-    words = ["-m", "ops.bench.control.echo", url, lease.model, lease.replica, str(lease.epoch), str(rank)]
-    return subprocess.Popen([sys.executable, *words])
-
-
-def _ended(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    process.wait()
-
-
 # --- the work of a step without a model -------------------------------------------------------------------------------
 
 PROBE = 1 << 20
@@ -304,3 +299,29 @@ def timed(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
+
+
+# --- a model ----------------------------------------------------------------------------------------------------------
+
+
+def load_command(
+    model: Path, model_id: str, kv_tokens: int, dtype: str = "float32", quant: str | None = None
+) -> LoadDenseShard:
+    """The first one of epoch 1. `model` is a folder or a GGUF file. Raises ModelFilesError."""
+    if is_gguf(model):
+        files = inspect(model)
+        config = json.dumps(files.config)
+        weights = files.weights
+    else:
+        config = (model / "config.json").read_text()
+        weights = sorted(model.glob("*.safetensors"))
+    return LoadDenseShard(
+        epoch=1,
+        seq=1,
+        model_id=model_id,
+        config_json=config,
+        safetensors_paths=[str(path) for path in weights],
+        dtype=dtype,
+        quant=quant,
+        kv_tokens=kv_tokens,
+    )

@@ -8,13 +8,13 @@ import tempfile
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Annotated
 
 import click
 import torch
 from torch.distributed import FileStore, PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
-from ops.harness.figures import Figure, Summary, summarise
-from ops.harness.program import Outcome, benchmark, option, run
+from ops.harness.program import Figure, Outcome, Summary, benchmark, run, summarise
 from worker.collective import Collective, rendezvous
 from worker.collective.base import Abort
 
@@ -38,23 +38,26 @@ class Measured:
 
 
 @benchmark
-@option("--ranks", 2, type=click.IntRange(2, 8))
-@option("--repeat", 3000, "Exchanges for each figure.", type=click.IntRange(20))
-@click.option("--pin/--no-pin", default=False, show_default=True, help="Bind each rank to a processor of its own.")
-def collectives(ranks: int, repeat: int, pin: bool) -> Outcome:
+def collectives(
+    ranks: Annotated[int, click.IntRange(2, 8)] = 2,
+    repeat: Annotated[int, click.IntRange(20), "Exchanges for each figure."] = 3000,
+    pin: Annotated[bool, "Bind each rank to a processor of its own."] = False,
+) -> Outcome:
     """Time all-reduce and all-gather between processes: over gloo, and through shared memory."""
     click.echo(f"{ranks} ranks of one thread{', bound' if pin else ''}")
-    found: list[Measured] = []
+    exchanges: list[Measured] = []
     for way in (GLOO, SHARED):
         for one in measure(way, ranks, repeat, pin):
-            found.append(one)
+            exchanges.append(one)
             took = one.microseconds
             click.echo(
                 f"{way:<12} {one.what:<11} {one.floats:>9,} floats: "
                 f"median {took.p50:8.1f} µs, p99 {took.p99:8.1f} µs, worst {took.max:9.1f} µs"
             )
-    best = min(one.microseconds.p50 for one in found if (one.what, one.floats) == ("all-reduce", SIZES[0]))
-    return Outcome([Figure(f"all-reduce of {SIZES[0]:,} floats, median", best, LIMIT_US, "µs")], {"exchanges": found})
+    best = min(one.microseconds.p50 for one in exchanges if (one.what, one.floats) == ("all-reduce", SIZES[0]))
+    return Outcome(
+        [Figure(f"all-reduce of {SIZES[0]:,} floats, median", best, LIMIT_US, "µs")], {"exchanges": exchanges}
+    )
 
 
 def measure(way: str, ranks: int, repeat: int, pin: bool = False) -> list[Measured]:
@@ -72,13 +75,13 @@ def measure(way: str, ranks: int, repeat: int, pin: bool = False) -> list[Measur
             process.start()
         theirs.close()
         try:
-            found: list[Measured] = ours.recv()
+            exchanges: list[Measured] = ours.recv()
         except EOFError:
             raise click.ClickException(f"the ranks could not measure {way}; what they said is above") from None
         finally:
             for process in processes:
                 process.join()
-        return found
+        return exchanges
 
 
 def _rank(way: str, rank: int, ranks: int, repeat: int, pin: bool, place: str, answer: Connection) -> None:
@@ -91,13 +94,13 @@ def _rank(way: str, rank: int, ranks: int, repeat: int, pin: bool, place: str, a
     collective = rendezvous.join(store, rank, ranks, "cpu", Abort(), shared=way != GLOO)
     if way != GLOO and type(collective).__name__ != "SharedMemoryCollective":
         raise click.ClickException("shared memory is not possible here")
-    found = []
+    exchanges = []
     for floats in SIZES:
         count = min(repeat, max(WARM_UP, BYTES // (4 * floats)))
         for what in ("all-reduce", "all-gather"):
-            found.append(Measured(way, what, floats, summarise(timed(collective, what, floats, count))))
+            exchanges.append(Measured(way, what, floats, summarise(timed(collective, what, floats, count))))
     if rank == 0:
-        answer.send(found)
+        answer.send(exchanges)
     collective.all_reduce(torch.ones(1))
     collective.close()
 

@@ -73,7 +73,9 @@ def product(library: ctypes.CDLL, kind: str) -> Product:
 
 @benchmark
 @click.argument("libraries", metavar="NAME=FILE...", nargs=-1, required=True)
-def compilers(libraries: tuple[str, ...]) -> Outcome:
+def compilers(
+    libraries: tuple[str, ...],
+) -> Outcome:
     """Time products with weights that a cache holds, by one thread: the fastest of each library's turns, in µs.
 
     FILE is a library in ~/.cache/furrow/compiled, or of a wheel (`python -m ops.wheels --libraries-only`). What else

@@ -15,7 +15,7 @@ from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import click
 import torch
@@ -26,19 +26,17 @@ from transformers.utils import logging
 from control.commands import BatchChange, GenerateStep, StepRow
 from control.messages import Sampling
 from ops.bench.peers.loops.transformers_generate import generate
-from ops.harness.figures import Figure
-from ops.harness.models import Models
 from ops.harness.program import (
     PATH,
+    Figure,
+    ModelsFolder,
     Outcome,
+    Quant,
+    Shape,
+    ThreadCount,
     benchmark,
-    models_option,
-    option,
-    quant_option,
+    models_of,
     run,
-    several,
-    shape_option,
-    threads_option,
 )
 from worker.collective import Collective, Solo, rendezvous
 from worker.collective.base import Abort
@@ -280,43 +278,21 @@ def compare(engines: dict[str, Decoder], prompts: list[list[int]], tokens: int, 
 
 
 @benchmark
-@shape_option("tiny")
-@click.option("--model", type=PATH, help="Or this model folder.")
-@models_option
-@click.option(
-    "--engine",
-    "names",
-    type=click.Choice(list(ENGINES)),
-    multiple=True,
-    default=(CPP, TORCH),
-    show_default=True,
-    help="Taken in turns.",
-)
-@several("--batch", "batches", (1, 8))
-@option("--prompt", 64, "Prompt tokens.")
-@option("--tokens", 64, "Tokens to generate.", type=click.IntRange(2))
-@option("--rounds", 5, "Measured rounds, taken in turns.")
-@option("--dtype", "float32", "The checkpoint's.", type=click.Choice(("float32", "float64", "bfloat16", "float16")))
-@quant_option
-@click.option("--kv-type", type=click.Choice(list(STORED_TYPES)), help="Keys and values of Furrow's engines.")
-@option("--device", "cpu", "cpu or cuda:0.")
-@option("--tp", 2, "Ranks of the engines that have several.", type=click.IntRange(2, 8))
-@threads_option
 def decode(
-    shape: str,
-    model: Path | None,
-    folder: Path | None,
-    names: tuple[str, ...],
-    batches: tuple[int, ...],
-    prompt: int,
-    tokens: int,
-    rounds: int,
-    dtype: str,
-    quant: str | None,
-    kv_type: str | None,
-    device: str,
-    tp: int,
-    threads: int | None,
+    shape: Shape = "tiny",
+    model: Annotated[Path | None, PATH, "Or this model folder."] = None,
+    folder: ModelsFolder = None,
+    names: Annotated[tuple[str, ...], "--engine", click.Choice(list(ENGINES)), "Taken in turns."] = (CPP, TORCH),
+    batches: Annotated[tuple[int, ...], "--batch"] = (1, 8),
+    prompt: Annotated[int, "Prompt tokens."] = 64,
+    tokens: Annotated[int, click.IntRange(2), "Tokens to generate."] = 64,
+    rounds: Annotated[int, "Measured rounds, taken in turns."] = 5,
+    dtype: Annotated[str, click.Choice(("float32", "float64", "bfloat16", "float16")), "The checkpoint's."] = "float32",
+    quant: Quant = None,
+    kv_type: Annotated[str | None, click.Choice(list(STORED_TYPES)), "Keys and values of Furrow's engines."] = None,
+    device: Annotated[str, "cpu or cuda:0."] = "cpu",
+    tp: Annotated[int, click.IntRange(2, 8), "Ranks of the engines that have several."] = 2,
+    threads: ThreadCount = None,
 ) -> Outcome:
     """Decode greedily with each engine, in turns: medians, and fastest steps, which other work disturbs least.
 
@@ -330,8 +306,7 @@ def decode(
     click.echo(f"{torch.get_num_threads()} threads, {quant or dtype}, {device}")
     click.echo(f"{model or shape}: {prompt} prompt tokens, {tokens} generated, {rounds} rounds")
     with ExitStack() as stack:
-        scratch = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="furrow-bench-")))
-        checkpoint = model or Models(shape, scratch, dtype).checkpoint()
+        checkpoint = model or stack.enter_context(models_of(shape, folder, dtype)).checkpoint()
         # A GPU keeps whole blocks of positions, and one more where it runs ahead.
         room = max(batches) * (prompt + tokens + 2 * BLOCK_TOKENS)
         setting = Setting(checkpoint, dtype, device, torch.get_num_threads(), room, tp, quant, kv_type)

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from statistics import median
+from typing import Annotated
 
 import click
 import psutil
@@ -18,7 +19,7 @@ from tokenizers import pre_tokenizers
 from control.messages import Grammar, ModelAssets, Sampling
 from control.text.grammar import tokenizer_of
 from control.text.vocabulary import read_token_bytes
-from ops.harness.program import Outcome, benchmark, option, run, several, threads_option
+from ops.harness.program import Outcome, ThreadCount, benchmark, run
 from worker.engine.step import Forward
 from worker.sampling.constraints import Masks
 from worker.sampling.grammars import Grammars
@@ -59,12 +60,13 @@ class StepCost:
 
 
 @benchmark
-@several("--rows", "counts", (1, 8, 64))
-@option("--vocabulary", 151_936, "Tokens.", type=click.IntRange(1000))
-@option("--steps", 30)
-@threads_option
 @torch.inference_mode()
-def grammars(counts: tuple[int, ...], vocabulary: int, steps: int, threads: int | None) -> Outcome:
+def grammars(
+    counts: Annotated[tuple[int, ...], "--rows"] = (1, 8, 64),
+    vocabulary: Annotated[int, click.IntRange(1000), "Tokens."] = 151_936,
+    steps: int = 30,
+    threads: ThreadCount = None,
+) -> Outcome:
     """Time grammars on a vocabulary of made-up words: compiling, and each step of constrained rows."""
     if threads is not None:
         torch.set_num_threads(threads)
@@ -75,29 +77,29 @@ def grammars(counts: tuple[int, ...], vocabulary: int, steps: int, threads: int 
     assets = made_up(vocabulary)
     form = Future[LLTokenizer]()
     form.set_result(tokenizer_of(read_token_bytes(assets.tokenizer_json, assets.vocab_size), assets.eos_ids))
-    known = Grammars(lambda: form, assets.eos_ids)
-    _compile(known, Grammar("regex", "a"))
+    compiler = Grammars(lambda: form, assets.eos_ids)
+    _compile(compiler, Grammar("regex", "a"))
     grown = (process.memory_info().rss - before) / 2**20
     click.echo(f"vocabulary: {time.perf_counter() - begun:.2f} s, {grown:.0f} MiB")
-    found: list[StepCost] = []
+    costs: list[StepCost] = []
     for name, grammar in GRAMMARS.items():
-        click.echo(f"{name}: compiled in {1e3 * _compile(known, grammar):.1f} ms")
+        click.echo(f"{name}: compiled in {1e3 * _compile(compiler, grammar):.1f} ms")
         for rows in counts:
-            cost = measure(known, name, rows, vocabulary, steps)
-            found.append(cost)
+            cost = measure(compiler, name, rows, vocabulary, steps)
+            costs.append(cost)
             click.echo(f"  {rows} rows, ms: masks {cost.masks:.3f}, sampled {cost.bound:.2f}, free {cost.free:.2f}")
-    return Outcome(details={"steps": found})
+    return Outcome(details={"steps": costs})
 
 
-def measure(known: Grammars, name: str, rows: int, vocabulary: int, steps: int) -> StepCost:
+def measure(compiler: Grammars, name: str, rows: int, vocabulary: int, steps: int) -> StepCost:
     """Rows that take the best of random logits, with the grammar and without it; who ends begins anew."""
     sampler = StepSampler()
     masks = Masks()
     finisher = Finisher(lambda ids: "")
     logits = torch.randn(rows, vocabulary)
     sids = list(range(1, rows + 1))
-    bound = [_sequence(sid, GRAMMARS[name], known) for sid in sids]
-    free = [_sequence(sid, None, known) for sid in sids]
+    bound = [_sequence(sid, GRAMMARS[name], compiler) for sid in sids]
+    free = [_sequence(sid, None, compiler) for sid in sids]
     times: dict[str, list[float]] = {"masks": [], "bound": [], "free": []}
     for _ in range(steps):
         logits = logits.roll(997, dims=1)
@@ -113,23 +115,23 @@ def measure(known: Grammars, name: str, rows: int, vocabulary: int, steps: int) 
         for index, token in enumerate(tokens):
             bound[index].output.append(token)
             if finisher.decide(bound[index], token) is not None:
-                bound[index] = _sequence(sids[index], GRAMMARS[name], known)
+                bound[index] = _sequence(sids[index], GRAMMARS[name], compiler)
     taken = {kind: 1e3 * median(seconds) for kind, seconds in times.items()}
     return StepCost(name, rows, taken["masks"], taken["bound"], taken["free"])
 
 
-def _compile(known: Grammars, grammar: Grammar) -> float:
+def _compile(compiler: Grammars, grammar: Grammar) -> float:
     """Seconds until the grammar is ready."""
     begin = time.perf_counter()
-    while not known.ready(grammar):
-        known.wait(1.0)
+    while not compiler.ready(grammar):
+        compiler.wait(1.0)
     return time.perf_counter() - begin
 
 
-def _sequence(sid: int, grammar: Grammar | None, known: Grammars) -> Sequence:
+def _sequence(sid: int, grammar: Grammar | None, compiler: Grammars) -> Sequence:
     sampling = Sampling(max_tokens=10**6, temperature=0.0, seed="0", grammar=grammar)
     sequence = Sequence(rid=str(sid), choice=0, prompt=[0], sampling=sampling, sid=sid)
-    known.constrain(sequence)
+    compiler.constrain(sequence)
     return sequence
 
 

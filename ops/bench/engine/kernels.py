@@ -17,10 +17,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 import torch
+
+from ops.harness.program import with_options
 
 INDEX_ARGUMENTS = re.compile(r"(_head|_token|_row|_stride|^window|^inner)$")
 INTEGER_POINTERS = {"tables": "*i32", "tiles": "*i32", "owners": "*i64", "positions": "*i64", "singles": "*i64"}
@@ -99,20 +101,21 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        told = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
-    registers = re.search(r"REG:(\d+)", told.stdout)
-    stack = re.search(r"STACK:(\d+)", told.stdout)
+        usage = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    registers = re.search(r"REG:(\d+)", usage.stdout)
+    stack = re.search(r"STACK:(\d+)", usage.stdout)
     if registers is None or stack is None:
-        raise RuntimeError(f"{tool} told no registers: {told.stdout[:500]}")
+        raise RuntimeError(f"{tool} names no registers: {usage.stdout[:500]}")
     return int(registers[1]), int(stack[1])
 
 
-@click.command(help=(__doc__ or "").split("\n\n")[0])
-@click.option("--arch", default=90, show_default=True, help="Compute capability, without the point.")
-@click.option("--dtype", default="bf16", show_default=True, type=click.Choice(list(TYPES)))
-@click.option("--dim", default=128, show_default=True, help="Numbers in a head.")
-def main(arch: int, dtype: str, dim: int) -> None:
-    """Print a line for each kernel."""
+@with_options
+def main(
+    arch: Annotated[int, "Compute capability, without the point."] = 90,
+    dtype: Annotated[str, click.Choice(list(TYPES))] = "bf16",
+    dim: Annotated[int, "Numbers in a head."] = 128,
+) -> None:
+    """Compile every kernel for a GPU without having one, and print what it takes of it."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise click.ClickException("TRITON_INTERPRET is set, so nothing can be compiled; unset it.")
     click.echo(f"{'kernel':<12} {'shared, bytes':>14} {'registers':>10} {'spilled, bytes':>15}")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import click
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ops.harness.models import SHAPES
-from ops.harness.program import Outcome, benchmark, option, run, several, shape_option, threads_option
+from ops.harness.program import Outcome, Shape, ThreadCount, benchmark, run
 from worker.models.torch.layers import Matrix, NativeLinear
 from worker.native.library import Threads, threads_here
 from worker.tensors import as_array
@@ -46,8 +46,8 @@ def _plain(weight: Tensor, rows: int) -> Product:
 
 
 def _transposed(weight: Tensor, rows: int) -> Product:
-    kept = weight.t().contiguous()
-    return lambda inputs: inputs @ kept
+    columns = weight.t().contiguous()
+    return lambda inputs: inputs @ columns
 
 
 def _mkl(weight: Tensor, rows: int) -> Product:
@@ -124,32 +124,33 @@ def layers_of(shape: dict[str, Any]) -> list[Layer]:
 
 
 @benchmark
-@shape_option("qwen3-0.6b")
-@several("--rows", "counts", (1, 8, 64, 512))
-@click.option("--kernel", "names", type=click.Choice([one.name for one in KERNELS]), multiple=True, help="Only these.")
-@option("--passes", 5, "Measured passes over the weights.")
-@threads_option
 @torch.inference_mode()
-def linears(shape: str, counts: tuple[int, ...], names: tuple[str, ...], passes: int, threads: int | None) -> Outcome:
+def linears(
+    shape: Shape = "qwen3-0.6b",
+    counts: Annotated[tuple[int, ...], "--rows"] = (1, 8, 64, 512),
+    names: Annotated[tuple[str, ...], "--kernel", click.Choice([one.name for one in KERNELS]), "Only these."] = (),
+    passes: Annotated[int, "Measured passes over the weights."] = 5,
+    threads: ThreadCount = None,
+) -> Outcome:
     """Time a step's linear layers, each with every kernel, on weights that no cache holds."""
     if threads is not None:
         torch.set_num_threads(threads)
     click.echo(f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
     click.echo(f"{shape}: ms (GB/s of weights), {passes} passes")
     kernels = [one for one in KERNELS if not names or one.name in names]
-    found: list[Timing] = []
+    all_timings: list[Timing] = []
     for rows in counts:
         totals = dict.fromkeys((one.name for one in kernels), 0.0)
         for layer in layers_of(SHAPES[shape]):
             timings = [measure(layer, kernel, rows, passes) for kernel in kernels]
-            found += timings
+            all_timings += timings
             cells = (f"{one.kernel} {one.milliseconds:.3f} ({one.gb_per_second:.1f})" for one in timings)
             click.echo(f"{rows} rows, {layer.name} {layer.outputs} x {layer.inputs}: {'; '.join(cells)}")
             for one in timings:
                 totals[one.kernel] += one.milliseconds * layer.count
         speeds = (f"{name} {1000 * rows / total:.1f}" for name, total in totals.items())
         click.echo(f"{rows} rows, all layers of a step, tokens/s: {'; '.join(speeds)}")
-    return Outcome(details={"timings": found})
+    return Outcome(details={"timings": all_timings})
 
 
 def measure(layer: Layer, kernel: Kernel, rows: int, passes: int) -> Timing:

@@ -7,12 +7,12 @@ import multiprocessing
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 import click
 import psutil
 
-from ops.harness.figures import Figure
-from ops.harness.program import Outcome, benchmark, option, quant_option, run
+from ops.harness.program import Figure, Outcome, Quant, benchmark, run
 from worker.repository.files import inspect, is_gguf
 from worker.weights.gguf import read_model
 
@@ -24,15 +24,16 @@ PEAK = 1.2
 
 
 @benchmark
-@click.option("--model", required=True, type=click.Path(path_type=Path), help="A folder or a GGUF file.")
-@quant_option
-@option("--rounds", 3)
-def loading(model: Path, quant: str | None, rounds: int) -> Outcome:
+def loading(
+    model: Annotated[Path, click.Path(path_type=Path), "A folder or a GGUF file."],
+    quant: Quant = None,
+    rounds: int = 3,
+) -> Outcome:
     """Load a folder or GGUF file in a process of its own. Pages of files, which the kernel can drop, count nowhere."""
     size = tensor_bytes(model)
     click.echo(f"{model.name}: {size / MIB:.0f} MiB of tensors in the files")
     context = multiprocessing.get_context("spawn")
-    kept: list[float] = []
+    sizes: list[float] = []
     peaks: list[float] = []
     for _ in range(rounds):
         ours, theirs = context.Pipe()
@@ -40,14 +41,14 @@ def loading(model: Path, quant: str | None, rounds: int) -> Outcome:
         child.start()
         bare, after, peak = _watched(child.pid or 0, ours)
         child.join()
-        kept.append((after - bare) / size)
+        sizes.append((after - bare) / size)
         peaks.append((peak - bare) / size)
         click.echo(f"bare {bare / MIB:.0f} MiB, kept {(after - bare) / MIB:.0f}, peak {(peak - bare) / MIB:.0f}")
     figures = [
-        Figure("weights kept, times the files' tensors", median(kept), KEPT),
+        Figure("weights kept, times the files' tensors", median(sizes), KEPT),
         Figure("peak of a load, times the files' tensors", median(peaks), PEAK),
     ]
-    return Outcome(figures if quant is None else None, {"kept": kept, "peaks": peaks})
+    return Outcome(figures if quant is None else None, {"kept": sizes, "peaks": peaks})
 
 
 def tensor_bytes(model: Path) -> int:

@@ -5,17 +5,15 @@ The context is not computed: its keys and values are random numbers, as far apar
 
 from __future__ import annotations
 
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 import click
 import numpy as np
 
-from ops.harness.figures import Figure
-from ops.harness.models import Models
-from ops.harness.program import PATH, Outcome, benchmark, models_option, option, quant_option, run, shape_option
+from ops.harness.program import PATH, Figure, ModelsFolder, Outcome, Quant, Shape, benchmark, models_of, run
 from worker.collective import Solo
 from worker.kv.base import STORED_TYPES, CacheLayout, Extent
 from worker.kv.slabs import SlabStore
@@ -58,28 +56,19 @@ class LongContext:
 
 
 @benchmark
-@shape_option("tiny")
-@models_option
-@click.option("--model", type=PATH, help="Or this model: a folder or a GGUF file.")
-@quant_option
-@option("--positions", 16_384)
-@option("--steps", 24)
-@click.option(
-    "--kv-type", "types", type=click.Choice(list(STORED_TYPES)), multiple=True, default=("f32", "f16", "q8_0")
-)
 def long_context(
-    shape: str,
-    folder: Path | None,
-    model: Path | None,
-    quant: str | None,
-    positions: int,
-    steps: int,
-    types: tuple[str, ...],
+    shape: Shape = "tiny",
+    folder: ModelsFolder = None,
+    model: Annotated[Path | None, PATH, "Or this model: a folder or a GGUF file."] = None,
+    quant: Quant = None,
+    positions: int = 16_384,
+    steps: int = 24,
+    types: Annotated[tuple[str, ...], "--kv-type", click.Choice(list(STORED_TYPES))] = ("f32", "f16", "q8_0"),
 ) -> Outcome:
     """Median and fastest step with each type."""
     click.echo(f"{model.name if model else shape} {quant or ''}, {positions} positions")
-    with tempfile.TemporaryDirectory(prefix="furrow-bench-") as scratch:
-        files = inspect(model or Models(shape, folder or Path(scratch), "float32").checkpoint())
+    with models_of(shape, folder) as models:
+        files = inspect(model or models.checkpoint())
         contexts = {
             one: LongContext(load(files, collective=Solo(), quant=quant, kv_type=one), positions, steps)
             for one in types

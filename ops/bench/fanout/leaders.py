@@ -1,7 +1,7 @@
-"""`python -m ops.bench.fanout.leaders`: leaders without a model, until SIGTERM; then what they did, as JSON.
+"""Leaders without a model.
 
 Which client's next token is due when is the same for them and for a stream without Redis (`Load`). When each token left
-its leader is told by shared memory between the process that emits and the one that reads (`Ring`).
+its leader is in shared memory between the process that emits and the one that reads (`Ring`).
 """
 
 from __future__ import annotations
@@ -14,19 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 from tokenizers import Tokenizer
 
 from control import requests
 from control.messages import GenerationRequest, ModelAssets, ModelSpec
-from control.process import die_with_parent
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, connect_blocking, run
 from control.replicas.commands import wait_for_work
 from control.requests import Claimed, Emission
-from control.settings import Settings
 from ops.demo import MODEL_DIR
 from ops.harness.processes import until_terminated
 from ops.harness.scripted_leader import ScriptedLeader
@@ -138,10 +135,10 @@ def publish(client: SyncRedis, model: str = MODEL, assets: ModelAssets | None = 
 
 def number_of(params: GenerationRequest, tokenizer: Tokenizer) -> int:
     """The number that the client put at the end of its message."""
-    found = _LAST_NUMBER.search(tokenizer.decode(params.prompt))
-    if found is None:
+    number = _LAST_NUMBER.search(tokenizer.decode(params.prompt))
+    if number is None:
         raise ValueError("a prompt without a number was claimed")
-    return int(found[0])
+    return int(number[0])
 
 
 class Replica(ScriptedLeader):
@@ -175,29 +172,22 @@ class Replica(ScriptedLeader):
             times[numbers[emission.rid] * TOKENS + emission.seq % TOKENS] = now
 
 
-@click.command()
-@click.option("--ring", "path", required=True, type=click.Path(path_type=Path))
-@click.option("--load", "load_json", required=True)
-@click.option("--whole", is_flag=True, help="One replica that answers each request with all of its tokens at once.")
-def main(path: Path, load_json: str, whole: bool) -> None:
-    """Lead on the Redis that the environment names."""
-    die_with_parent()
-    url = Settings.from_environment().redis_url
-    load = msgspec.json.decode(load_json, type=Load)
+def lead(ring: Path, redis_url: str, load: Load, whole: bool = False) -> dict[str, Any]:
+    """Lead until SIGTERM; what was done. `whole`: one replica answers each request with all of its tokens at once."""
     stopped = until_terminated()
-    client = connect(url)
+    client = connect(redis_url)
     tokenizer, tokens = publish(client)
+    times = Ring(ring, load.clients)
     names = ["r0"] if whole else [f"r{index}" for index in range(load.replicas)]
-    ring = Ring(path, load.clients)
-    replicas = [Replica(client, name, load, tokenizer, tokens, ring) for name in names]
+    replicas = [Replica(client, name, load, tokenizer, tokens, times) for name in names]
     if whole:
-        did = answer_whole(replicas[0], url, ring, stopped)
+        counts = answer_whole(replicas[0], redis_url, times, stopped)
     else:
-        did = step_in_turn(replicas, load, stopped)
+        counts = step_in_turn(replicas, load, stopped)
     for replica in replicas:
         replica.leave()
     client.close()
-    click.echo(msgspec.json.encode(did))
+    return counts
 
 
 def step_in_turn(replicas: Sequence[ScriptedLeader], load: Load, stopped: Callable[[], bool]) -> dict[str, Any]:
@@ -237,7 +227,3 @@ def answer_whole(replica: Replica, url: str, ring: Ring, stopped: Callable[[], b
         if not claims.requests:
             wait_for_work(blocking, replica.lease, bell, _BLOCK_MS)
     return {"answered": answered}
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
-"""`python -m ops.bench.fanout.readers`: many clients of streams in one process, on raw bytes.
+"""Many clients of streams in one process, on raw bytes.
 
 It must cost far less than what it measures: one `recv` and one search per arrival, no HTTP library, no event loop but
-epoll. It says `begin` when every client is served, and after the given seconds what it saw, as JSON.
+epoll.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ import json
 import re
 import selectors
 import socket
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 
-from control.process import die_with_parent
 from ops.bench.fanout.leaders import TOKENS, TOOL, Load, Ring
-from ops.harness.figures import Summary, summarise
+from ops.harness.client import CHAT
+from ops.harness.exchange import Address, Answer
+from ops.harness.program import Summary, summarise
 
 _PLACE = re.compile(rb"id: [^:\n]*:(\d+)\.")
 _OK = b"HTTP/1.1 200"
@@ -33,7 +32,6 @@ _BUCKETS = 200_000
 _PATIENCE_S = 60.0
 WARM_UP = 30
 """Whole answers that are not timed."""
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)")
 
 
 class Arrivals:
@@ -69,7 +67,7 @@ class Arrivals:
 class Reader:
     """One client: asks, reads to the end of the answer, asks again on the same connection."""
 
-    def __init__(self, number: int, address: tuple[str, int], path: str, load: Load, ring: Ring) -> None:
+    def __init__(self, number: int, address: Address, path: str, load: Load, ring: Ring) -> None:
         self._number = number
         self._path = path
         self._load = load
@@ -81,14 +79,14 @@ class Reader:
         self.seq = 0
         self._rest = b""
         self._done = False
-        self._wanted = load.first_answer(number)
+        self._length = load.first_answer(number)
 
     def ask(self) -> None:
         fields = {
             "model": "scripted",
             "messages": [{"role": "user", "content": f"stream {self._number}"}],
             "stream": True,
-            "max_tokens": self._wanted,
+            "max_tokens": self._length,
         }
         body = msgspec.json.encode({**fields, "tools": [TOOL]} if self._load.calls else fields)
         head = f"POST {self._path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
@@ -128,15 +126,15 @@ class Reader:
         self.seq = seq
 
     def _end(self, data: bytes, arrivals: Arrivals) -> None:
-        if not self._done or self.seq != self._wanted:
+        if not self._done or self.seq != self._length:
             raise ConnectionError(
-                f"client {self._number}: ended at token {self.seq} of {self._wanted}: {data[-300:]!r}"
+                f"client {self._number}: ended at token {self.seq} of {self._length}: {data[-300:]!r}"
             )
         arrivals.answers += 1
         self.seq = 0
         self._rest = b""
         self._done = False
-        self._wanted = self._load.tokens
+        self._length = self._load.tokens
         self.ask()
 
 
@@ -172,75 +170,44 @@ def serve_all(reader: Callable[[int], Reader], clients: int, seconds: float) -> 
 # --- whole answers ----------------------------------------------------------------------------------------------------
 
 
-def overhead_ms(address: str, ring_path: Path, requests: int, tokens: int) -> Summary:
+def overhead_ms(address: Address, ring_path: Path, requests: int, tokens: int) -> Summary:
     """Milliseconds from the request's first byte to the answer's last, less those in which a leader had it."""
     ring = Ring(ring_path, 1)
-    took = list[float]()
+    times = list[float]()
     message = [{"role": "user", "content": "answer 0"}]
     body = json.dumps({"model": "scripted", "messages": message, "max_tokens": tokens}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: {address[0]}\r\ncontent-type: application/json\r\n"
     request = head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with socket.create_connection(address, timeout=30) as connection:
         for turn in range(WARM_UP + requests):
             began = time.monotonic()
             connection.sendall(request)
             answer = _read(connection)
             ended = time.monotonic()
-            if json.loads(answer)["usage"]["completion_tokens"] != tokens:
-                raise RuntimeError(f"an answer that is not whole: {answer[:300]!r}")
+            if answer.status != 200:
+                raise RuntimeError(f"no answer: {bytes(answer.data[:300])!r}")
+            if json.loads(answer.body)["usage"]["completion_tokens"] != tokens:
+                raise RuntimeError(f"an answer that is not whole: {bytes(answer.data[:300])!r}")
             if turn >= WARM_UP:
-                took.append(1000 * (ended - began - ring.times[0]))
-    return summarise(took)
+                times.append(1000 * (ended - began - ring.times[0]))
+    return summarise(times)
 
 
-def _read(connection: socket.socket) -> bytes:
-    """The body of one answer, whose head is looked through for its length alone: else the client would be measured."""
-    got = b""
-    while (end := got.find(b"\r\n\r\n")) < 0:
-        got += _more(connection)
-    head = got[:end].lower()
-    body = got[end + 4 :]
-    length = _LENGTH.search(head)
-    if not head.startswith(b"http/1.1 200 ") or length is None:
-        raise RuntimeError(f"no answer: {got[:300]!r}")
-    while len(body) < int(length[1]):
-        body += _more(connection)
-    return body
-
-
-def _more(connection: socket.socket) -> bytes:
-    data = connection.recv(65536)
-    if not data:
-        raise RuntimeError("the server closed the connection")
-    return data
+def _read(connection: socket.socket) -> Answer:
+    """One answer, whose head is looked through for its length alone: else the client would be measured."""
+    answer = Answer()
+    while not answer.whole:
+        piece = connection.recv(65536)
+        if not piece:
+            raise RuntimeError("the server closed the connection")
+        answer.feed(piece)
+    return answer
 
 
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
-@click.command()
-@click.option("--address", required=True, help="HOST:PORT")
-@click.option("--path", "path", default="/v1/chat/completions")
-@click.option("--ring", "ring_path", required=True, type=click.Path(path_type=Path))
-@click.option("--load", "load_json", required=True)
-@click.option("--seconds", required=True, type=float)
-def main(address: str, path: str, ring_path: Path, load_json: str, seconds: float) -> None:
-    die_with_parent()
-    load = msgspec.json.decode(load_json, type=Load)
-    host, _, port = address.rpartition(":")
-    ring = Ring(ring_path, load.clients)
-
-    def reader(number: int) -> Reader:
-        return Reader(number, (host, int(port)), path, load, ring)
-
-    try:
-        seen = serve_all(reader, load.clients, seconds)
-    except OSError as error:
-        print(f"readers: {error}", file=sys.stderr)
-        sys.exit(1)
-    print(msgspec.json.encode(seen).decode(), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def read(address: Address, ring: Path, load: Load, seconds: float) -> dict[str, Any]:
+    """Say `begin` when every client is served; what they saw in so many seconds after that."""
+    times = Ring(ring, load.clients)
+    return serve_all(lambda number: Reader(number, address, CHAT, load, times), load.clients, seconds)

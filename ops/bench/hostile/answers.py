@@ -43,9 +43,9 @@ class BadAnswer(Exception):
 @functools.cache
 def tokens_of(name: str) -> re.Pattern[str]:
     """Finds the marks of a form that are single tokens in vocabularies."""
-    found = {mark for text in TABLE[name].marks for mark in MARK.findall(text)}
+    marks = {mark for text in TABLE[name].marks for mark in MARK.findall(text)}
     return (
-        re.compile("(" + "|".join(sorted(map(re.escape, found), key=len, reverse=True)) + ")") if found else _NO_TOKENS
+        re.compile("(" + "|".join(sorted(map(re.escape, marks), key=len, reverse=True)) + ")") if marks else _NO_TOKENS
     )
 
 

@@ -1,7 +1,7 @@
-"""`python -m ops.bench.hostile.crowd`: many connections of one key, from one process, until SIGTERM.
+"""Many connections of one key, from one process.
 
-It says `ready`, begins at SIGUSR1, and after SIGTERM says what it did, as JSON (`Deeds`). It must cost less than what
-it measures: prepared bytes, no HTTP library, and a low priority, because the other tenant's client shares its cores.
+It must cost less than what it measures: prepared bytes, no HTTP library, and a low priority, because the other tenant's
+client shares its cores.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from contextlib import suppress
 import click
 import msgspec
 
-from control.process import die_with_parent
-from ops.bench.hostile.exchange import Address, Exchange, chat, close_all, dial
+from ops.harness.exchange import Address, Exchange, chat, close_all, dial
 from ops.harness.processes import until_terminated
 
 SOURCE = "127.0.0.2" if sys.platform == "linux" else ""
@@ -110,13 +109,13 @@ class Crowd:
             for client in clients:
                 self._send(client, BURST_TOKENS, stream=True)
             self.deeds.bursts += 1
-            left = sum(client.connected for client in clients)
-            while left and not self._stopped():
+            unanswered = sum(client.connected for client in clients)
+            while unanswered and not self._stopped():
                 for client in self._ready():
                     if client.proceed() is None or client.answer.whole:
                         self._note(client)
                         client.close()
-                        left -= 1
+                        unanswered -= 1
             close_all(self._selector)
             until = time.monotonic() + BURST_PAUSE_S
             while time.monotonic() < until and not self._stopped():
@@ -195,30 +194,17 @@ class Crowd:
         return [key.data for key, _ in self._selector.select(TICK_S)]
 
 
-@click.command()
-@click.option("--address", required=True, help="HOST:PORT")
-@click.option("--model", "models", required=True, multiple=True)
-@click.option("--attack", required=True, type=click.Choice(["cut", "burst", "loop", "wait"]))
-@click.option("--connections", required=True, type=click.IntRange(1))
-@click.option("--first", required=True, type=int, help="Number of the first request.")
-def main(address: str, models: tuple[str, ...], attack: str, connections: int, first: int) -> None:
-    """Attack with the API key in FURROW_BENCH_KEY."""
-    die_with_parent()
+def attack(address: Address, key: str, models: list[str], kind: str, connections: int, first: int) -> Deeds:
+    """Say `ready`, begin at SIGUSR1, and attack until SIGTERM. `first` is the number of the first request."""
     os.nice(10)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    stopped = until_terminated()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    host, _, port = address.rpartition(":")
-    crowd = Crowd((host, int(port)), os.environ["FURROW_BENCH_KEY"], models, connections, first, stopped)
+    crowd = Crowd(address, key, models, connections, first, until_terminated())
     click.echo("ready")
     signal.sigwait({signal.SIGUSR1})
-    if attack == "wait":
+    if kind == "wait":
         crowd.wait(lambda: click.echo("waiting"))
     else:
-        {"cut": crowd.cut, "burst": crowd.burst, "loop": crowd.loop}[attack]()
-    click.echo(msgspec.json.encode(crowd.report()))
-
-
-if __name__ == "__main__":
-    main()
+        {"cut": crowd.cut, "burst": crowd.burst, "loop": crowd.loop}[kind]()
+    return crowd.report()

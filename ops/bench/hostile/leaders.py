@@ -1,8 +1,7 @@
-"""`python -m ops.bench.hostile.leaders`: leaders without a model that note when they claim which request.
+"""Leaders without a model that note when they claim which request.
 
-After SIGTERM they say what they did, as JSON (a list of `Claim`). The model `scripted` has many places, `waiting` has
-few, so that nearly all of its requests wait, and their places in the queue change. The models with hostile files only
-need leaders to be there.
+The model `scripted` has many places, `waiting` has few, so that nearly all of its requests wait, and their places in
+the queue change. The models with hostile files only need leaders to be there.
 """
 
 from __future__ import annotations
@@ -12,17 +11,14 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
-import click
 import msgspec
 from tokenizers import Tokenizer
 
 from control.errors import EpochOver, RedisUnavailable
 from control.messages import ModelAssets
-from control.process import die_with_parent
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from control.requests import Claimed, Emission
-from control.settings import Settings
 from ops.bench.fanout.leaders import MODEL, Load, demo_assets, number_of, publish, step_in_turn
 from ops.harness.processes import until_terminated
 from ops.harness.scripted_leader import ScriptedLeader
@@ -123,12 +119,10 @@ def multiplying(tokenizer_json: str) -> str:
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
-@click.command()
-def main() -> None:
-    """Lead on the Redis that the environment names."""
-    die_with_parent()
+def lead_noting(redis_url: str) -> list[Claim]:
+    """Lead until SIGTERM; every claim."""
     stopped = until_terminated()
-    client = connect(Settings.from_environment().redis_url)
+    client = connect(redis_url)
     tokenizer, tokens = publish(client)
     publish(client, WAITING)
     replicas = [Noting(client, MODEL, f"r{index}", SLOTS, tokenizer, tokens) for index in range(REPLICAS)]
@@ -140,8 +134,4 @@ def main() -> None:
     for replica in replicas:
         replica.leave()
     client.close()
-    click.echo(msgspec.json.encode([claim for replica in replicas for claim in replica.claims.values()]))
-
-
-if __name__ == "__main__":
-    main()
+    return [claim for replica in replicas for claim in replica.claims.values()]

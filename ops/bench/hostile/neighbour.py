@@ -1,14 +1,13 @@
-"""`python -m ops.bench.hostile.neighbour`: another tenant beside an attack, and a prober of /health, in one process.
+"""Another tenant beside an attack, and a prober of /health, in one process.
 
 Both send at fixed moments, whether or not what they sent before was answered, and count from these moments: a delay of
-this process itself is in each figure, and is told beside it (`late_ms`).
+this process itself is in each figure, and is shown beside it (`late_ms`).
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import os
 import re
 import selectors
 import time
@@ -17,8 +16,7 @@ from collections.abc import Callable
 import click
 import msgspec
 
-from control.process import die_with_parent
-from ops.bench.hostile.exchange import Address, Exchange, chat, close_all, get
+from ops.harness.exchange import Address, Exchange, chat, close_all, get
 
 CHAT_EVERY_S = 0.13
 """No multiple of a leader's step, so that all moments of a step are met."""
@@ -132,15 +130,15 @@ class Neighbour:
 
     def _begin(self, due: float, *, stream: bool, keep: bool) -> None:
         idle = self._idle[stream]
-        kept = keep and bool(idle)
-        exchange = idle.pop() if kept else Exchange(self._selector, self._address)
+        reused = keep and bool(idle)
+        exchange = idle.pop() if reused else Exchange(self._selector, self._address)
         if not stream:
             request = get(self._address, "/health")
             times = self.seen.health_ms
         else:
             number = next(self._numbers)
             request = chat(self._address, self._key, self._model, number, TOKENS, stream=True)
-            times = self.seen.kept_ms if kept else self.seen.fresh_ms
+            times = self.seen.kept_ms if reused else self.seen.fresh_ms
         self._under_way[exchange] = Request(exchange, due, times, stream=stream, keep=keep)
         self.seen.late_ms.append(1000 * (time.monotonic() - due))
         exchange.send(request)
@@ -170,23 +168,9 @@ class Neighbour:
         self.seen.failed.append(f"{what} after {waited:.1f} s: {text or 'no answer'}")
 
 
-@click.command()
-@click.option("--address", required=True, help="HOST:PORT")
-@click.option("--model", required=True)
-@click.option("--first", required=True, type=int, help="Number of the first request.")
-@click.option("--seconds", required=True, type=float)
-def main(address: str, model: str, first: int, seconds: float) -> None:
-    """Send with the API key in FURROW_BENCH_KEY.
-
-    It says `begin`, `sent` when the time is over, and what it saw, as JSON (`Seen`), when all is answered.
-    """
-    die_with_parent()
-    host, _, port = address.rpartition(":")
-    neighbour = Neighbour((host, int(port)), os.environ["FURROW_BENCH_KEY"], model, first)
+def ask_and_probe(address: Address, key: str, model: str, first: int, seconds: float) -> Seen:
+    """Say `begin`, and `sent` when the time is over; what was seen, once all is answered."""
+    neighbour = Neighbour(address, key, model, first)
     click.echo("begin")
     neighbour.run(seconds, lambda: click.echo("sent"))
-    click.echo(msgspec.json.encode(neighbour.seen))
-
-
-if __name__ == "__main__":
-    main()
+    return neighbour.seen

@@ -7,6 +7,7 @@ import json
 import random
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import click
 
@@ -15,8 +16,7 @@ from control.redis.clients import AsyncRedis
 from control.redis.connection import connect_async
 from ops.harness.client import CHAT, Base, Response, chat, now_ms, prompt, request
 from ops.harness.farm import DEMO, demo_spec, private_farm
-from ops.harness.figures import Figure, summarise
-from ops.harness.program import benchmark, option, run
+from ops.harness.program import Figure, benchmark, run, summarise
 
 KEYS = ModelKeys(DEMO)
 MAX_TOKENS = 400
@@ -42,16 +42,17 @@ class Cancels:
 
 
 @benchmark
-@option("--times", 1000, "Cancels in all, half each way.", type=click.IntRange(2))
-@option("--streams", 16, "Streams at one time.")
-def cancel(times: int, streams: int) -> list[Figure]:
+def cancel(
+    times: Annotated[int, click.IntRange(2), "Cancels in all, half each way."] = 1000,
+    streams: Annotated[int, "Streams at one time."] = 16,
+) -> list[Figure]:
     """Cancel streams of a private farm (demo, one CPU rank) while others run and new ones begin.
 
     Half of the clients close their connection, half send DELETE /v1/requests/<rid>. The time counts from the client's
     own act, so HTTP is part of it. A slot is free once the leader has ended the request.
     """
-    with private_farm(demo_spec(), (1,)) as (url, redis_url, _):
-        cancels = asyncio.run(drive(Base.of(url), redis_url, times, streams))
+    with private_farm(demo_spec()) as farm:
+        cancels = asyncio.run(drive(farm.base, farm.redis_url, times, streams))
     click.echo(f"{'ms':<24}{'count':>8}{'p50':>10}{'p99':>10}{'max':>10}")
     for name, values in {"step": cancels.steps, "told to free": cancels.from_redis, **cancels.by_way}.items():
         one = summarise(values)

@@ -8,18 +8,18 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import click
 
 from control.errors import FurrowError
-from control.redis.connection import connect, connect_async
+from control.redis.connection import connect_async
 from control.requests import open_requests
 from ops.bench.load.load import StampCollector
 from ops.common.waiting import until
-from ops.harness.client import Answer, Base, ask, chat, now_ms, prompt
-from ops.harness.farm import DEMO, NOBODY_REFUSED, demo_spec, private_farm, say
-from ops.harness.figures import Figure, summarise
-from ops.harness.program import benchmark, option
+from ops.harness.client import Answer, ask, chat, now_ms, prompt
+from ops.harness.farm import DEMO, NOBODY_REFUSED, PrivateFarm, demo_spec, private_farm, say
+from ops.harness.program import Figure, benchmark, summarise
 
 LIGHTS = 9
 HEAVY = "heavy"
@@ -67,15 +67,14 @@ class Load:
 
 
 @benchmark
-@option("--seconds", 60.0, "Duration of each of the two measured windows.")
-@option("--settle", 10.0, "Seconds from an arrival to its window.")
-@option("--kv-tokens", 1024, "Tokens of KV memory, which limits the running requests.")
-@option("--backlog", 6, "Requests in flight of each light user.")
-@option("--hog-requests", 45, "Requests that a hog sends at once; 0: no hogs.", type=int)
-@option("--hog-choices", 128, "Choices of each of these requests.")
-@option("--times", 20, "Small requests beside each hog, one at a time.")
 def fairness(
-    seconds: float, settle: float, kv_tokens: int, backlog: int, hog_requests: int, hog_choices: int, times: int
+    seconds: Annotated[float, "Duration of each of the two measured windows."] = 60.0,
+    settle: Annotated[float, "Seconds from an arrival to its window."] = 10.0,
+    kv_tokens: Annotated[int, "Tokens of KV memory, which limits the running requests."] = 1024,
+    backlog: Annotated[int, "Requests in flight of each light user."] = 6,
+    hog_requests: Annotated[int, int, "Requests that a hog sends at once; 0: no hogs."] = 45,
+    hog_choices: Annotated[int, "Choices of each of these requests."] = 128,
+    times: Annotated[int, "Small requests beside each hog, one at a time."] = 20,
 ) -> list[Figure]:
     """Measure the shares of users on a private farm (demo, one CPU rank).
 
@@ -96,8 +95,8 @@ def fairness(
 def shares(seconds: float, settle: float, kv_tokens: int, backlog: int) -> list[Figure]:
     """Measure the tokens that each user is served. Raises FurrowError."""
     # The backlog is the point here, so nobody is refused for it.
-    with private_farm(demo_spec(kv_tokens=kv_tokens), (1,), *NOBODY_REFUSED) as (url, redis_url, _):
-        load = asyncio.run(drive(Base.of(url), redis_url, seconds, settle, backlog))
+    with private_farm(demo_spec(kv_tokens=kv_tokens), *NOBODY_REFUSED) as farm:
+        load = asyncio.run(drive(farm, seconds, settle, backlog))
     failed = [answer.error for answer in load.answers if answer.error is not None]
     figures = [Figure("requests that failed", len(failed), 0)]
     for title, window, count in zip(("ten users", "with a newcomer"), load.windows, (10, 11), strict=True):
@@ -115,9 +114,9 @@ def shares(seconds: float, settle: float, kv_tokens: int, backlog: int) -> list[
     return figures
 
 
-async def drive(base: Base, redis_url: str, seconds: float, settle: float, backlog: int) -> Load:
+async def drive(farm: PrivateFarm, seconds: float, settle: float, backlog: int) -> Load:
     """Let the users come, and go on until both windows are over. Raises FurrowError."""
-    client = connect_async(redis_url)
+    client = connect_async(farm.redis_url)
     collector = StampCollector(client)
     complete = asyncio.Event()
     answers = list[Answer]()
@@ -127,7 +126,7 @@ async def drive(base: Base, redis_url: str, seconds: float, settle: float, backl
     async def keep_asking(user: User) -> None:
         for turn in turns:
             body = chat(DEMO, prompt(turn, user.prompt_bytes), user.max_tokens, stream=False)
-            answer = await ask(base, body, user=user.name)
+            answer = await ask(farm.base, body, user=user.name)
             answers.append(answer)
             if answer.error is None:
                 collector.add(answer)
@@ -224,23 +223,23 @@ def beside_hogs(requests: int, choices: int, times: int) -> list[Figure]:
     """Run every scene on one private farm. Raises FurrowError."""
     figures = list[Figure]()
     failed = 0
-    with private_farm(demo_spec(), (1,), *NOBODY_REFUSED) as (url, redis_url, _):
+    with private_farm(demo_spec(), *NOBODY_REFUSED) as farm:
         for scene in scenes(requests, choices):
             say(f"{scene.title}: measuring")
-            answers, ended = asyncio.run(play(scene, Base.of(url), redis_url, times))
+            answers, ended = asyncio.run(play(scene, farm, times))
             figures += [first_tokens(f"{scene.title}, {priority}", of) for priority, of in answers.items()]
             failed += ended + sum(one.error is not None for of in answers.values() for one in of)
     return [*figures, Figure("small requests that failed, or had no hog", failed, 0)]
 
 
-async def play(scene: Scene, base: Base, redis_url: str, times: int) -> tuple[dict[str, list[Answer]], int]:
+async def play(scene: Scene, farm: PrivateFarm, times: int) -> tuple[dict[str, list[Answer]], int]:
     """Let the hogs come, measure the other one's answers one after the other, and let the hogs leave.
 
     The answers by class, and how many requests of a hog had ended meanwhile.
     """
     turns = itertools.count()
     running = list[asyncio.Task[Answer]]()
-    client = connect(redis_url)
+    client = farm.client
 
     def under_way() -> bool:
         return any(one.completion_tokens for one in open_requests(client, [DEMO], 1000))
@@ -249,21 +248,20 @@ async def play(scene: Scene, base: Base, redis_url: str, times: int) -> tuple[di
         for hog in scene.hogs:
             for _ in range(hog.requests):
                 body = chat(DEMO, prompt(next(turns), hog.prompt_bytes), hog.max_tokens, stream=False, n=hog.choices)
-                running.append(asyncio.create_task(ask(base, body, user=hog.user)))
+                running.append(asyncio.create_task(ask(farm.base, body, user=hog.user)))
         await asyncio.to_thread(until, under_way, "a token of the heavy load", PATIENCE_S, 0.2)
         await asyncio.sleep(TAKE_S)
         answers: dict[str, list[Answer]] = {}
         for priority in scene.priorities:
             bodies = [chat(DEMO, prompt(next(turns), 48), 2, priority=priority) for _ in range(times)]
-            answers[priority] = [await ask(base, body, user="other") for body in bodies]
+            answers[priority] = [await ask(farm.base, body, user="other") for body in bodies]
         return answers, sum(task.done() for task in running)
     finally:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        left = "the end of the heavy load"
-        await asyncio.to_thread(until, lambda: not open_requests(client, [DEMO], 1000), left, PATIENCE_S, 0.2)
-        client.close()
+        gone = "the end of the heavy load"
+        await asyncio.to_thread(until, lambda: not open_requests(client, [DEMO], 1000), gone, PATIENCE_S, 0.2)
 
 
 def first_tokens(title: str, answers: list[Answer]) -> Figure:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
@@ -30,8 +30,7 @@ from control.settings import redis_url_from_environment
 from ops.demo import MODEL_DIR
 from ops.harness.client import Answer, Base, ask, chat, now_ms, prompt, request
 from ops.harness.farm import NOBODY_REFUSED, private_farm, say
-from ops.harness.figures import Summary, summarise
-from ops.harness.program import FILE, describe
+from ops.harness.program import FILE, Summary, describe, summarise, with_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,28 +315,19 @@ def _row(name: str, *cells: str | float) -> str:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-@click.command(epilog=f"Scenarios: {', '.join(SCENARIOS)}; all of them where none is named.")
+@with_options
 @click.argument("scenarios", nargs=-1)
-@click.option("--url", metavar="URL", help="API of the farm to load, such as http://127.0.0.1:8000.")
 @redis_option
-@click.option("--model", "models", multiple=True, help="Model to ask; repeatable [default: all that are served].")
-@click.option(
-    "--self", "own", is_flag=True, help="Start a private farm for each scenario, with its models and replicas."
-)
-@click.option("--source", default="demo", show_default=True, help="With --self: model to serve.")
-@click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="With --self: ranks per replica.")
-@click.option("--devices", default="cpu", show_default=True, help="With --self: one per rank.")
-@click.option("--json", "json_file", type=FILE, help="File for all figures.")
 def load(
     scenarios: tuple[str, ...],
-    url: str | None,
-    redis_url: str | None,
-    models: tuple[str, ...],
-    own: bool,
-    source: str,
-    tp: int,
-    devices: str,
-    json_file: Path | None,
+    url: Annotated[str | None, {"metavar": "URL"}, "API of the farm to load, such as http://127.0.0.1:8000."] = None,
+    redis_url: str | None = None,
+    models: Annotated[tuple[str, ...], "--model", "Model to ask; repeatable [default: all that are served]."] = (),
+    own: Annotated[bool, "--self", "Start a private farm for each scenario, with its models and replicas."] = False,
+    source: Annotated[str, "With --self: model to serve."] = "demo",
+    tp: Annotated[int, "With --self: ranks per replica."] = 1,
+    devices: Annotated[str, "With --self: one per rank."] = "cpu",
+    json_file: Annotated[Path | None, "--json", FILE, "File for all figures."] = None,
 ) -> None:
     """Run SCENARIOS and print the figures of each; the exit status is 1 if one fails.
 
@@ -353,10 +343,11 @@ def load(
         with ExitStack() as stack:
             if own:
                 say(f"{scenario.name}: starting {' + '.join(map(str, scenario.replicas))} replicas of {spec.name}")
-                farm = stack.enter_context(private_farm(spec, scenario.replicas, *NOBODY_REFUSED))
+                farm = stack.enter_context(private_farm(spec, *NOBODY_REFUSED, replicas=scenario.replicas))
+                where = farm.url, farm.redis_url, farm.names
             else:
-                farm = (url or "", _redis(redis_url), list(models))
-            reports.append(asyncio.run(_measure(scenario, *farm)))
+                where = url or "", _redis(redis_url), list(models)
+            reports.append(asyncio.run(_measure(scenario, *where)))
         click.echo(table(reports[-1]) + "\n")
     if json_file is not None:
         json_file.write_text(json.dumps({"machine": machine, "scenarios": list(map(asdict, reports))}, indent=1))
@@ -364,6 +355,9 @@ def load(
     if failed:
         click.echo(f"failed: {', '.join(failed)}", err=True)
         sys.exit(1)
+
+
+load.epilog = f"Scenarios: {', '.join(SCENARIOS)}; all of them where none is named."
 
 
 def _redis(redis_url: str | None) -> str:

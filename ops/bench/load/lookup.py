@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
@@ -12,8 +12,7 @@ from control.operations.spec import build_spec
 from ops.demo import MODEL_DIR
 from ops.harness.client import Answer, Base, RequestFailed, ask
 from ops.harness.farm import private_farm, say
-from ops.harness.figures import Figure
-from ops.harness.program import benchmark, option
+from ops.harness.program import Figure, benchmark
 
 CODE = '''def total(orders, country):
     """Sum of the orders that were sent to a country, tax included."""
@@ -67,14 +66,14 @@ EDITED: dict[str, Any] = {
 
 @benchmark
 @click.argument("model", default="demo")
-@option("--tokens", 200, "Most tokens of an answer.", type=click.IntRange(8))
-@option("--rounds", 5, "Pairs of answers in each case.")
-@option("--tp", 1, "Ranks.")
-@click.option("--quant", help="As `furrow serve` takes it.")
-@click.option("--dequantize", is_flag=True, help="As `furrow serve` takes it.")
-@click.option("--lookup", "guesses", type=click.IntRange(1, 64), help="Most guesses [default: the farm's].")
 def lookup(
-    model: str, tokens: int, rounds: int, tp: int, quant: str | None, dequantize: bool, guesses: int | None
+    model: str,
+    tokens: Annotated[int, click.IntRange(8), "Most tokens of an answer."] = 200,
+    rounds: Annotated[int, "Pairs of answers in each case."] = 5,
+    tp: Annotated[int, "Ranks."] = 1,
+    quant: Annotated[str | None, "As `furrow serve` takes it."] = None,
+    dequantize: Annotated[bool, "As `furrow serve` takes it."] = False,
+    guesses: Annotated[int | None, "--lookup", click.IntRange(1, 64), "Most guesses [default: the farm's]."] = None,
 ) -> list[Figure]:
     """Measure how much faster MODEL answers where the context or a prediction suggests the next tokens.
 
@@ -86,8 +85,9 @@ def lookup(
     spec = build_spec(model, tp=tp, devices="cpu", dtype="float32", **more)
     say(f"starting a replica of {model}")
     figures: list[Figure] = []
-    with private_farm(spec, (1,)) as (url, _, (name,)):
-        base = Base.of(url)
+    with private_farm(spec) as farm:
+        base = farm.base
+        [name] = farm.names
         for case, (fields, least) in (CASES | {EDIT: (EDITED, 1.8)}).items():
             body = fields | {"model": name, "max_tokens": tokens, "seed": 1, "stream": True}
             if case == EDIT:

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import click
 
 from ops.harness.client import Answer, Base, ask, chat, now_ms, prompt
 from ops.harness.farm import DEMO, demo_spec, private_farm, say
-from ops.harness.figures import Figure, Summary, summarise
 from ops.harness.processes import MemoryByPart, growth, looking
-from ops.harness.program import benchmark, option, run
+from ops.harness.program import Figure, Summary, benchmark, run, summarise
 
 USERS = 5
 MAX_TOKENS = 48
@@ -53,20 +53,20 @@ class Phase:
 
 
 @benchmark
-@option("--seconds", 60.0, "Duration of the nominal load and of the overload.")
-@option("--calibrate", 15.0, "Seconds in which the capacity is measured.")
-@option("--times", 10.0, "Overload, as a multiple of the capacity.")
-@option("--kv-tokens", 400, "Tokens of KV memory, which limits the running requests.")
-@option("--max-queue-wait", 0.7, "Option of the API: longest expected wait of a request, in seconds.")
-def overload(seconds: float, calibrate: float, times: float, kv_tokens: int, max_queue_wait: float) -> list[Figure]:
+def overload(
+    seconds: Annotated[float, "Duration of the nominal load and of the overload."] = 60.0,
+    calibrate: Annotated[float, "Seconds in which the capacity is measured."] = 15.0,
+    times: Annotated[float, "Overload, as a multiple of the capacity."] = 10.0,
+    kv_tokens: Annotated[int, "Tokens of KV memory, which limits the running requests."] = 400,
+    max_queue_wait: Annotated[float, "Option of the API: longest expected wait of a request, in seconds."] = 0.7,
+) -> list[Figure]:
     """Measure a private farm (demo, one CPU rank) at its capacity and far beyond.
 
     The capacity is the completed rate while more is offered. The nominal load has this rate and arrives at random
     (Poisson); the overload has --times this rate. A refused request is not sent again.
     """
-    options = ("--max-queue-wait", str(max_queue_wait))
-    with private_farm(demo_spec(kv_tokens=kv_tokens), (1,), *options) as (url, _, _):
-        base = Base.of(url)
+    with private_farm(demo_spec(kv_tokens=kv_tokens), "--max-queue-wait", str(max_queue_wait)) as farm:
+        base = farm.base
         memory = MemoryByPart()
         capacity = asyncio.run(measure_capacity(base, calibrate))
         say(f"capacity {capacity:.1f} req/s")

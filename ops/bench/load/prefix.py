@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import random
-import tempfile
-from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
 from control.operations.spec import build_spec
 from ops.harness.client import Answer, Base, ask, completion
 from ops.harness.farm import private_farm, say
-from ops.harness.figures import Figure
-from ops.harness.models import SHAPES, build
-from ops.harness.program import benchmark, option, quant_option, run, shape_option
+from ops.harness.models import SHAPES
+from ops.harness.program import Figure, Quant, Shape, benchmark, models_of, run
 
 RATIO = 0.15
 """Of the first turn's time to its first token: what the second one may take."""
 
 
 @benchmark
-@shape_option("tiny")
-@option("--shared", 2000, "Tokens of the first turn.", type=click.IntRange(64))
-@option("--new", 32, "Tokens that the second one adds.")
-@option("--rounds", 5, "Conversations, one by one.")
-@option("--tp", 1, "Ranks.")
-@quant_option
-@click.option("--prefix-cache/--no-prefix-cache", default=True, help="Without it the figure must be missed.")
 def prefix(
-    shape: str, shared: int, new: int, rounds: int, tp: int, quant: str | None, prefix_cache: bool
+    shape: Shape = "tiny",
+    shared: Annotated[int, click.IntRange(64), "Tokens of the first turn."] = 2000,
+    new: Annotated[int, "Tokens that the second one adds."] = 32,
+    rounds: Annotated[int, "Conversations, one by one."] = 5,
+    tp: Annotated[int, "Ranks."] = 1,
+    quant: Quant = None,
+    prefix_cache: Annotated[bool, "Without it the figure must be missed."] = True,
 ) -> list[Figure]:
     """Measure the time to the first token of a prompt that goes on after one that was answered before.
 
@@ -39,13 +35,12 @@ def prefix(
     """
     if shared + new + 2 > SHAPES[shape]["max_position_embeddings"]:
         raise click.UsageError(f"{shared} + {new} tokens don't fit the context of {shape}; lower --shared")
-    with tempfile.TemporaryDirectory(prefix="furrow-bench-") as folder:
-        build(shape, Path(folder), "float32")
+    with models_of(shape) as models:
         more: dict[str, Any] = {"dtype": "float32", "quant": quant, "prefix_cache": prefix_cache}
-        spec = build_spec(folder, name="bench", tp=tp, devices="cpu", **more)
+        spec = build_spec(str(models.checkpoint()), name="bench", tp=tp, devices="cpu", **more)
         say(f"starting a replica of {shape}")
-        with private_farm(spec, (1,)) as (url, _, _):
-            turns = asyncio.run(measure(Base.of(url), SHAPES[shape]["vocab_size"], shared, new, rounds))
+        with private_farm(spec) as farm:
+            turns = asyncio.run(measure(farm.base, SHAPES[shape]["vocab_size"], shared, new, rounds))
     first, second = (1000 * median(pair[turn].first_s for pair in turns) for turn in (0, 1))
     click.echo(
         f"{shape}, {shared} tokens, then {new} more, {rounds} conversations: first token after "

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Annotated
 
 import click
 import psutil
@@ -26,10 +27,8 @@ from ops.demo import MODEL_DIR
 from ops.harness import alphabet
 from ops.harness.client import Base, ask, completion
 from ops.harness.farm import HOST, end, say, serve
-from ops.harness.figures import Figure
-from ops.harness.models import Models
 from ops.harness.processes import MIB
-from ops.harness.program import benchmark, models_option, option, run, shape_option
+from ops.harness.program import Figure, ModelsFolder, ShapeOrDemo, benchmark, models_of, run
 from ops.local.ready import get
 
 PHASES = {
@@ -54,15 +53,16 @@ LIMIT_S = 300.0
 
 
 @benchmark
-@shape_option(None)
-@option("--weights", "f32", "f32 for the folder, or those of a GGUF file: q4_k_m.")
-@click.option("--llama-server", type=click.Path(exists=True, dir_okay=False), help="Start llama.cpp's server in turns.")
-@option("--tp", 1, "Ranks.")
-@option("--devices", "cpu", "One per rank.")
-@option("--rounds", 5)
-@models_option
 def startup(
-    shape: str | None, weights: str, llama_server: str | None, tp: int, devices: str, rounds: int, folder: Path | None
+    shape: ShapeOrDemo = None,
+    weights: Annotated[str, "f32 for the folder, or those of a GGUF file: q4_k_m."] = "f32",
+    llama_server: Annotated[
+        str | None, click.Path(exists=True, dir_okay=False), "Start llama.cpp's server in turns."
+    ] = None,
+    tp: Annotated[int, "Ranks."] = 1,
+    devices: Annotated[str, "One per rank."] = "cpu",
+    rounds: int = 5,
+    folder: ModelsFolder = None,
 ) -> list[Figure]:
     """Start and stop a farm of one machine and print the median of each phase; exit status 1 over a limit.
 
@@ -76,8 +76,7 @@ def startup(
     with ExitStack() as stack:
         source = MODEL_DIR
         if shape is not None:
-            scratch = folder or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
-            files = Models(shape, scratch)
+            files = stack.enter_context(models_of(shape, folder))
             source = files.checkpoint() if weights == "f32" else files.gguf(weights)
         if llama_server and source.suffix != ".gguf":
             raise click.UsageError("--llama-server reads a GGUF file: give --shape, and --weights of one")

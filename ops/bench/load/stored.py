@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
 from control.keys import ResponseKeys
 from control.records.responses import KEYLESS
 from control.redis.clients import SyncRedis
-from control.redis.connection import connect
 from ops.bench.load.overload import arrivals
 from ops.harness.client import CHAT, Base, ask, chat, prompt, request
 from ops.harness.farm import DEMO, NOBODY_REFUSED, demo_spec, private_farm
-from ops.harness.figures import Figure, summarise
-from ops.harness.program import benchmark, option, run
+from ops.harness.program import Figure, benchmark, run, summarise
 
 TOKENS = 8
 PROMPT_BYTES = 320
@@ -33,7 +31,7 @@ GROWTH_MIB = 32.0
 class Seen:
     """The load, as its clients saw it."""
 
-    kept: dict[str, str] = field(default_factory=dict[str, str])
+    texts: dict[str, str] = field(default_factory=dict[str, str])
     """The text of each stored answer by its id, in the order of their ends."""
     failed: list[str] = field(default_factory=list[str])
     pings: list[float] = field(default_factory=list[float])
@@ -43,30 +41,29 @@ class Seen:
 
 
 @benchmark
-@option("--rate", 30.0, "Chats a second.")
-@option("--seconds", 60.0, "Duration of the load.")
-@option("--number", 500, "Option of the API: --response-number.")
-def stored(rate: float, seconds: float, number: int) -> list[Figure]:
+def stored(
+    rate: Annotated[float, "Chats a second."] = 30.0,
+    seconds: Annotated[float, "Duration of the load."] = 60.0,
+    number: Annotated[int, "Option of the API: --response-number."] = 500,
+) -> list[Figure]:
     """Send chats with `store` to a private farm (demo, one CPU rank), every other one as a stream, and read them again.
 
     Exit status 1 where one of the newest --number is lost or differs, or a figure is missed.
     """
-    options = ("--response-number", str(number), *NOBODY_REFUSED)
-    with private_farm(demo_spec(), (1,), *options) as (url, redis_url, _):
-        client = connect(redis_url)
-        base = Base.of(url)
+    with private_farm(demo_spec(), "--response-number", str(number), *NOBODY_REFUSED) as farm:
+        client = farm.client
+        base = farm.base
         plain = asyncio.run(_load(base, client, rate, seconds, number, store=False))
         seen = asyncio.run(_load(base, client, rate, seconds, number, store=True))
         lost = asyncio.run(_lost(base, seen, number))
         records = sum(1 for _ in client.scan_iter(ResponseKeys(KEYLESS).record("*"), count=1000))
-        client.close()
     for error in seen.failed[:3]:
         click.echo(f"failed: {error}")
     before = summarise(plain.pings)
     pings = summarise(seen.pings)
-    click.echo(f"{len(plain.kept)} chats not stored; pings p50 {before.p50:.1f} ms, max {before.max:.0f} ms")
+    click.echo(f"{len(plain.texts)} chats not stored; pings p50 {before.p50:.1f} ms, max {before.max:.0f} ms")
     click.echo(
-        f"{len(seen.kept)} chats stored, {records} records left; pings p50 {pings.p50:.1f} ms, max {pings.max:.0f} ms"
+        f"{len(seen.texts)} chats stored, {records} records left; pings p50 {pings.p50:.1f} ms, max {pings.max:.0f} ms"
     )
     return figures(seen, pings.p99 / before.p99, lost, records, rate * seconds, number)
 
@@ -75,7 +72,7 @@ def figures(seen: Seen, lag: float, lost: int, records: int, offered: float, num
     """The figures with limits."""
     grown = (max(seen.memory) - seen.memory[0]) / 2**20 if seen.memory else float("inf")
     return [
-        Figure("chats answered", len(seen.kept), 0.8 * offered, at_least=True),
+        Figure("chats answered", len(seen.texts), 0.8 * offered, at_least=True),
         Figure("chats that failed", len(seen.failed), 0),
         Figure("stored chats that are lost or differ", lost, 0),
         Figure("records in Redis", records, number),
@@ -107,7 +104,7 @@ async def _ping(base: Base, seen: Seen) -> None:
 
 async def _watch(client: SyncRedis, seen: Seen, number: int) -> None:
     while True:
-        if len(seen.kept) >= number:
+        if len(seen.texts) >= number:
             memory: Any = await asyncio.to_thread(client.info, "memory")
             seen.memory.append(int(memory["used_memory"]))
         await asyncio.sleep(1.0)
@@ -117,7 +114,7 @@ async def _chat(base: Base, index: int, seen: Seen, store: bool) -> None:
     text = prompt(index, PROMPT_BYTES)
     answer = await ask(base, chat(DEMO, text, TOKENS, stream=index % 2 == 0, store=store, ignore_eos=False))
     if answer.error is None:
-        seen.kept[answer.identity] = answer.text
+        seen.texts[answer.identity] = answer.text
     else:
         seen.failed.append(answer.error)
 
@@ -126,11 +123,11 @@ async def _lost(base: Base, seen: Seen, number: int) -> int:
     """How many of the newest are not there, or are not what was answered. Half: ends come in another order than
     requests, after which the oldest go."""
     lost = 0
-    for identity in list(seen.kept)[-number // 2 :]:
+    for identity in list(seen.texts)[-number // 2 :]:
         async with request(base, "GET", f"{CHAT}/{identity}") as response:
             text = await response.read()
-            kept = response.status == 200 and json.loads(text)["choices"][0]["message"]["content"]
-            lost += kept != seen.kept[identity]
+            text_again = response.status == 200 and json.loads(text)["choices"][0]["message"]["content"]
+            lost += text_again != seen.texts[identity]
     return lost
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Annotated
 
 import click
 
@@ -24,8 +25,7 @@ from ops.common.waiting import until
 from ops.demo import MODEL_DIR
 from ops.harness.client import Base, RequestFailed, ask, completion
 from ops.harness.farm import HOST, say, serve
-from ops.harness.figures import Figure
-from ops.harness.program import PATH, benchmark, option, run
+from ops.harness.program import PATH, Figure, benchmark, run
 
 MOST_WAIT_S = 120.0
 MORE_SWITCHES = 1.1
@@ -38,13 +38,14 @@ LOADED = re.compile(r'"load_s": ([0-9.]+), "action": "model_load"')
 
 
 @benchmark
-@option("--models", 3, "Models.", type=click.IntRange(2, 4))
-@option("--requests", 300)
-@option("--minutes", 10.0, type=click.FloatRange(0, min_open=True))
-@option("--memory", "420MiB", "Of the host: room for one model.")
-@option("--source", MODEL_DIR, "The model's files.", type=PATH)
-@option("--seed", 1, type=int)
-def turns(models: int, requests: int, minutes: float, memory: str, source: Path, seed: int) -> list[Figure]:
+def turns(
+    models: Annotated[int, click.IntRange(2, 4), "Models."] = 3,
+    requests: int = 300,
+    minutes: Annotated[float, click.FloatRange(0, min_open=True)] = 10.0,
+    memory: Annotated[str, "Of the host: room for one model."] = "420MiB",
+    source: Annotated[Path, PATH, "The model's files."] = MODEL_DIR,
+    seed: Annotated[int, int] = 1,
+) -> list[Figure]:
     """Send requests to models in random turns; exit status 1 over a limit."""
     click.echo(f"{models} models, {requests} requests in {minutes:g} minutes, {memory}")
     draw = random.Random(seed)
@@ -177,7 +178,7 @@ def _best(states: set[tuple[int, int, tuple[int, ...]]]) -> set[tuple[int, int, 
         best[now, model] = [
             one for one in others if not all(mine <= theirs for mine, theirs in zip(one, served, strict=True))
         ] + [served]
-    return {(now, model, served) for (now, model), kept in best.items() for served in kept}
+    return {(now, model, served) for (now, model), states_of in best.items() for served in states_of}
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 import click
 import msgspec
@@ -23,8 +24,7 @@ from ops.demo import MODEL_DIR
 from ops.harness import scripted_engine
 from ops.harness.client import Base, ask, completion
 from ops.harness.farm import HOST, private_farm, say
-from ops.harness.figures import Figure
-from ops.harness.program import benchmark, option, run
+from ops.harness.program import Figure, benchmark, run
 from ops.local.ready import is_ready
 from worker.external.host import VARIABLE, EngineSettings
 
@@ -78,20 +78,21 @@ async def stream_all(base: Base, count: int, tokens: int) -> Run:
 
 
 @benchmark
-@option("--streams", 16)
-@option("--rate", 40.0, "Tokens a second of each stream.")
-@option("--tokens", 200, "Of each stream.", type=click.IntRange(2))
-@option("--rounds", 5)
-def external(streams: int, rate: float, tokens: int, rounds: int) -> list[Figure]:
+def external(
+    streams: int = 16,
+    rate: Annotated[float, "Tokens a second of each stream."] = 40.0,
+    tokens: Annotated[int, click.IntRange(2), "Of each stream."] = 200,
+    rounds: int = 5,
+) -> list[Figure]:
     """Compare streams from an engine itself with streams through a farm."""
     with engine(rate) as url:
         named = msgspec.json.encode({"vllm": EngineSettings(url=url)}).decode()
         spec = build_spec(str(MODEL_DIR), name=MODEL, engine="vllm")
-        with private_farm(spec, (1,), environment={VARIABLE: named}) as (farm, _, _):
+        with private_farm(spec, environment={VARIABLE: named}) as farm:
             bare: list[Run] = []
             whole: list[Run] = []
             for index in range(rounds):
-                for base, runs in ((Base.of(url), bare), (Base.of(farm), whole)):
+                for base, runs in ((Base.of(url), bare), (farm.base, whole)):
                     runs.append(asyncio.run(stream_all(base, streams, tokens)))
                 say(f"round {index + 1}: {bare[-1]} {whole[-1]}")
     share = median(there.rate / here.rate for here, there in zip(bare, whole, strict=True))

@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,24 +28,59 @@ LIMIT_S = 7200.0
 """For one answer: the slowest engine's longest run, so that only a hang reaches it."""
 STOP_LIMIT_S = 20.0
 LINES = 3
-"""Of a child's output, told with its unexpected end."""
+"""Of a child's output, that are named with its unexpected end."""
 _ROOT = Path(__file__).resolve().parents[3]
 
 
-class ChildLog:
-    """The output of a child process, kept to explain an unexpected end: a file without a name, until `close`."""
+class Child:
+    """The process of an engine, in a session of its own. Its output is kept to explain an unexpected end; `piped`: its
+    standard input and output are pipes, and it ends with its input."""
 
-    def __init__(self) -> None:
-        self.file = tempfile.TemporaryFile(prefix="furrow-bench-")  # noqa: SIM115  # it lives as long as the child
-
-    def close(self) -> None:
-        self.file.close()
+    def __init__(
+        self, command: list[str], env: dict[str, str], *, piped: bool = False, folder: Path | None = None
+    ) -> None:
+        """Raises Unavailable."""
+        self._log = tempfile.TemporaryFile(prefix="furrow-bench-")  # noqa: SIM115  # it lives as long as the child
+        pipe = subprocess.PIPE if piped else None
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=pipe,
+                stdout=pipe or self._log,
+                stderr=self._log,
+                cwd=folder,
+                env=env,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._log.close()
+            raise Unavailable(f"{command[0]} can't be started: {error.strerror or error}") from error
 
     def last_words(self) -> str:
-        """The last lines, in one."""
-        self.file.seek(0)
-        lines = self.file.read().decode(errors="replace").strip().splitlines()
+        """The last lines of its output, in one."""
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
         return " / ".join(lines[-LINES:]) or "it said nothing"
+
+    def stop(self) -> None:
+        """End it; its children end with it."""
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):  # it has ended already
+                self.process.stdin.close()
+        else:
+            self._signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):  # it is killed below
+            self.process.wait(STOP_LIMIT_S)
+        self._signal(signal.SIGKILL)
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self._log.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the process and all of its session."""
+        with suppress(ProcessLookupError):  # all have ended
+            os.killpg(self.process.pid, number)
 
 
 class Hosted:
@@ -53,64 +89,48 @@ class Hosted:
     def __init__(
         self, loop: str, setup: Setup, python: str = sys.executable, env: dict[str, str] | None = None
     ) -> None:
-        self._loop, self._setup, self._python, self._env = loop, setup, python, env or dict(os.environ)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log: ChildLog | None = None
+        self._command = [python, "-m", "ops.bench.peers.hosted", loop, json.dumps(setup.as_json())]
+        self._env = env or dict(os.environ)
+        self._child: Child | None = None
 
     def start(self) -> float:
         """As Engine's."""
-        self._log = ChildLog()
-        command = [self._python, "-m", "ops.bench.peers.hosted", self._loop, json.dumps(self._setup.as_json())]
         began = time.monotonic()
-        try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log.file, cwd=_ROOT, env=self._env
-            )
-        except OSError as error:
-            raise Unavailable(f"{self._python} can't be started: {error.strerror or error}") from error
+        self._child = Child(self._command, self._env, piped=True, folder=_ROOT)
         self._answer()
         return began
 
     def run(self, prompts: list[list[int]], tokens: int) -> list[Stream]:
         """As Engine's."""
-        assert self._process is not None and self._process.stdin is not None and self._log is not None
+        assert self._child is not None and self._child.process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}).encode() + b"\n")
-            self._process.stdin.flush()
+            self._child.process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}).encode() + b"\n")
+            self._child.process.stdin.flush()
         except BrokenPipeError as error:
-            raise Failed(f"its process is gone: {self._log.last_words()}") from error
+            raise Failed(f"its process is gone: {self._child.last_words()}") from error
         return [Stream(**stream) for stream in self._answer()["streams"]]
 
     def stop(self) -> None:
         """As Engine's."""
-        if self._process is not None:
-            assert self._process.stdin is not None and self._process.stdout is not None
-            with suppress(BrokenPipeError):  # it has ended already
-                self._process.stdin.close()
-            try:
-                self._process.wait(STOP_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process.stdout.close()
-            self._process = None
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
 
     def _answer(self) -> dict[str, Any]:
         """The next line. Raises Unavailable or Failed."""
-        assert self._process is not None and self._process.stdout is not None and self._log is not None
+        assert self._child is not None and self._child.process.stdout is not None
+        output = self._child.process.stdout
         until = time.monotonic() + LIMIT_S
         line = b""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
+            selector.register(output, selectors.EVENT_READ)
             while not line.endswith(b"\n"):
                 if not selector.select(until - time.monotonic()):
                     raise Failed(f"it said nothing for {LIMIT_S:.0f} s")
-                data = os.read(self._process.stdout.fileno(), 2**20)
+                data = os.read(output.fileno(), 2**20)
                 if not data:
-                    raise Failed(f"its process ended with status {self._process.wait()}: {self._log.last_words()}")
+                    status = self._child.process.wait()
+                    raise Failed(f"its process ended with status {status}: {self._child.last_words()}")
                 line += data
         answer = json.loads(line)
         if "unavailable" in answer:

@@ -60,8 +60,8 @@ class Machine:
         return max(self.multiply[name] for name in usable if name in self.multiply)
 
     @staticmethod
-    def _keep(kept: dict[str, float], name: str, value: float) -> None:
-        kept[name] = max(value, kept.get(name, 0.0))
+    def _keep(best: dict[str, float], name: str, value: float) -> None:
+        best[name] = max(value, best.get(name, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +128,15 @@ def _readers(device: str, size: int) -> dict[str, Callable[[], Any]]:
 def _multipliers(device: str, side: int) -> dict[str, Callable[[], Any]]:
     """Square products by type, as far as this build of torch has them."""
     kinds = {"f32": torch.float32, "bf16": torch.bfloat16}
-    found: dict[str, Callable[[], Any]] = {}
+    products: dict[str, Callable[[], Any]] = {}
     for name, dtype in kinds.items():
-        left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-        found[name] = lambda left=left, right=right: left @ right
+        one, other = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+        products[name] = lambda one=one, other=other: one @ other
     int_mm: Callable[..., Any] | None = getattr(torch, "_int_mm", None)
     if int_mm is not None:
         left8, right8 = (torch.randint(-9, 9, (side, side), device=device).to(torch.int8) for _ in range(2))
-        found["int8"] = lambda: int_mm(left8, right8)
-    return found
+        products["int8"] = lambda: int_mm(left8, right8)
+    return products
 
 
 def _fastest(work: Callable[[], Any], device: str) -> float:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
+from typing import Annotated
 
 import click
 
@@ -19,9 +18,8 @@ from ops.bench.peers.runner import SLACK_TOKENS, WARM_UP_TOKENS, random_prompts,
 from ops.bench.peers.served import FurrowFarm
 from ops.bench.peers.weights import FILES
 from ops.harness.farm import say
-from ops.harness.figures import Figure
-from ops.harness.models import SHAPES, Models
-from ops.harness.program import benchmark, models_option, option, run, several, shape_option
+from ops.harness.models import SHAPES
+from ops.harness.program import Figure, ModelsFolder, Shape, benchmark, models_of, run
 
 LEAST_ALONE = 0.97
 LEAST = 0.92
@@ -29,23 +27,15 @@ LEAST = 0.92
 
 
 @benchmark
-@shape_option("qwen3-0.6b")
-@option("--weights", "f32", "As of `furrow bench compare`.")
-@several("--streams", "streams", (1, 8))
-@option("--prompt", 64, "Prompt tokens.")
-@option("--tokens", 64, "New tokens of each stream.", type=click.IntRange(2))
-@option("--rounds", 5, "Taken in turns.")
-@option("--device", "cpu", "cpu or cuda:0.")
-@models_option
 def overhead(
-    shape: str,
-    weights: str,
-    streams: tuple[int, ...],
-    prompt: int,
-    tokens: int,
-    rounds: int,
-    device: str,
-    folder: Path | None,
+    shape: Shape = "qwen3-0.6b",
+    weights: Annotated[str, "As of `furrow bench compare`."] = "f32",
+    streams: tuple[int, ...] = (1, 8),
+    prompt: Annotated[int, "Prompt tokens."] = 64,
+    tokens: Annotated[int, click.IntRange(2), "New tokens of each stream."] = 64,
+    rounds: Annotated[int, "Taken in turns."] = 5,
+    device: Annotated[str, "cpu or cuda:0."] = "cpu",
+    folder: ModelsFolder = None,
 ) -> list[Figure]:
     """Load the model twice, in a farm and in a bare loop, and let them decode in turns; exit status 1 below the limit.
 
@@ -55,12 +45,11 @@ def overhead(
     click.echo(f"{shape}, {weights}: prompt {prompt}, {tokens} new tokens, {rounds} rounds, medians")
     most = max(streams)
     with ExitStack() as stack:
-        scratch = folder or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
-        made = Models(shape, scratch, "float32" if device == "cpu" else "bfloat16")
+        models = stack.enter_context(models_of(shape, folder, "float32" if device == "cpu" else "bfloat16"))
         setup = Setup(
-            made.checkpoint(),
+            models.checkpoint(),
             weights,
-            gguf=made.gguf(weights) if weights in FILES else None,
+            gguf=models.gguf(weights) if weights in FILES else None,
             device=device,
             threads=len(os.sched_getaffinity(0)),
             streams=most,
@@ -74,10 +63,10 @@ def overhead(
                 stack.callback(engine.stop)
                 engine.start()
             vocabulary = SHAPES[shape]["vocab_size"]
-            found = [beside(loop, farm, count, prompt, tokens, rounds, vocabulary) for count in streams]
+            figures = [beside(loop, farm, count, prompt, tokens, rounds, vocabulary) for count in streams]
         except (Unavailable, Failed) as why:
             raise SettingsError(f"can't be measured: {why}") from why
-    return found
+    return figures
 
 
 def beside(
@@ -88,22 +77,24 @@ def beside(
     spent: list[dict[str, float]] = []
     for turn in range(rounds + 1):
         say(f"{count} streams, " + (f"round {turn} of {rounds}" if turn else "warming up"))
-        asked = random_prompts(f"{turn} {count}", count, prompt, vocabulary)
+        prompts = random_prompts(f"{turn} {count}", count, prompt, vocabulary)
         length = tokens if turn else WARM_UP_TOKENS
-        bare = run_checked(loop, asked, length)
+        bare = run_checked(loop, prompts, length)
         # Commands are known once the farm is at rest; what Redis does until then is not counted.
-        given = farm.commands()
+        commands = farm.commands()
         before = farm.traffic()
-        whole = run_checked(farm, asked, length)
+        whole = run_checked(farm, prompts, length)
         after = farm.traffic()
         if turn:
             pairs.append((figures(whole), figures(bare)))
-            spent.append({**{name: after[name] - before[name] for name in after}, "given": farm.commands() - given})
+            spent.append(
+                {**{name: after[name] - before[name] for name in after}, "commands": farm.commands() - commands}
+            )
     ratio = median([farm_did.decode / loop_did.decode for farm_did, loop_did in pairs])
     rates = [median([pair[side].decode for pair in pairs]) for side in (0, 1)]
     click.echo(f"{count} streams: farm {rates[0]:.1f} tok/s, bare loop {rates[1]:.1f} tok/s")
     click.echo(
-        f"  Redis, {_per(spent, 'given', 1)} a command of the leader; {_per(spent, None, count * tokens)} a token"
+        f"  Redis, {_per(spent, 'commands', 1)} a command of the leader; {_per(spent, None, count * tokens)} a token"
     )
     return Figure(f"{count} streams: farm / bare loop", ratio, LEAST_ALONE if count == 1 else LEAST, at_least=True)
 

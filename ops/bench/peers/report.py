@@ -36,17 +36,17 @@ class Comparison:
 
     def share(self, result: Result, streams: int) -> float | None:
         """The share of the limit that a row reached."""
-        found = result.median(streams)
-        return found.decode / self.limit(result, streams) if found else None
+        figures = result.median(streams)
+        return figures.decode / self.limit(result, streams) if figures else None
 
     def raise_limits(self) -> None:
         """No limit is below what an engine does in fact: one stream's rate times the bytes of its steps, and a prompt's
         products in the time to its first token."""
         context = self.plan.prompt + self.plan.tokens / 2
         for result in self.measured:
-            if found := result.median(1):
+            if figures := result.median(1):
                 size = self.cost.step_bytes(result.row, self.device, 1, context)
-                self.limits.implied(str(result.row), found.decode * size)
+                self.limits.implied(str(result.row), figures.decode * size)
             for length, milliseconds in result.ttft_ms.items():
                 rate = 1000 * self.cost.prompt_operations(length) / median(milliseconds)
                 self.limits.implied_operations(result.row.weights, rate)
@@ -56,7 +56,7 @@ class Comparison:
         rows = []
         for result in self.results.rows.values():
             counts = sorted(result.runs)
-            medians = {count: asdict(found) for count in counts if (found := result.median(count))}
+            medians = {count: asdict(figures) for count in counts if (figures := result.median(count))}
             limits = {count: self.limit(result, count) for count in counts}
             rows.append({**result.as_json(), "medians": medians, "limits": limits})
         about = {"machine": self.machine, "model": self.model, "device": self.device, "plan": plan}
@@ -66,15 +66,15 @@ class Comparison:
 def table(comparison: Comparison) -> str:
     """All sections; a row that was skipped or failed is told with its reason."""
     plan = comparison.plan
-    found = comparison.measured
+    results = comparison.measured
     lines = [_limits(comparison.limits), ""]
     for streams in plan.streams:
         title = f"{counted(streams)}, prompt {plan.prompt}, {plan.tokens} new tokens"
         lines += [f"{title}; medians of {plan.rounds} rounds" if plan.rounds > 1 else f"{title}; one round"]
         lines += [_row("", "decode tok/s", "limit", "share", "whole tok/s", "ttft ms", "gap p50", "p99", "1st / it")]
-        lines += [_rates(comparison, result, streams) for result in found if result.median(streams)] + [""]
+        lines += [_rates(comparison, result, streams) for result in results if result.median(streams)] + [""]
     lines += [_row("", *(f"{length}: ms (limit)" for length in plan.ttft), "start s", "MiB", "equal")]
-    lines += [_once(comparison, result) for result in found]
+    lines += [_once(comparison, result) for result in results]
     for result in comparison.results.rows.values():
         for word, why in (("skipped", result.skipped), ("FAILED", result.failed)):
             if why:
@@ -88,7 +88,7 @@ def counted(streams: int) -> str:
 
 
 def _limits(limits: Machine) -> str:
-    read, multiply = (max(kept, key=lambda name: kept[name]) for kept in (limits.read, limits.multiply))
+    read, multiply = (max(rates_of, key=lambda name: rates_of[name]) for rates_of in (limits.read, limits.multiply))
     rates = ", ".join(f"{name} {value / 1e9:.0f}" for name, value in limits.multiply.items())
     return f"limits: reads {limits.bandwidth / 1e9:.1f} GB/s ({read}); multiplies {rates} GFLOP/s (best: {multiply})"
 
@@ -146,13 +146,13 @@ def chart(comparison: Comparison) -> str:
     parts: list[str] = []
     y = 8
     for streams in comparison.plan.streams:
-        found = [(result, one) for result in comparison.measured if (one := result.median(streams)) is not None]
-        if not found:
+        bars = [(result, one) for result in comparison.measured if (one := result.median(streams)) is not None]
+        if not bars:
             continue
         y += TITLE
         parts.append(_text(0, y - 10, f"{counted(streams)}: tokens per second", bold=True))
-        scale = (WIDTH - LABEL - VALUE) / max(one.decode for _, one in found)
-        for result, one in found:
+        scale = (WIDTH - LABEL - VALUE) / max(one.decode for _, one in bars)
+        for result, one in bars:
             colour = OURS if result.row.engine.startswith("furrow") else THEIRS
             length = one.decode * scale
             parts.append(_text(LABEL - 8, y + BAR - 4, str(result.row), anchor="end"))

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 from control.errors import FurrowError, ModelUnavailable
 from control.listening import free_port
 from control.operations.spec import build_spec
-from control.redis.connection import connect
 from control.replicas import health
 from ops.bench.peers.engine import Failed, Setup, Stream, Unavailable
-from ops.bench.peers.hosted import ChildLog
+from ops.bench.peers.hosted import Child
 from ops.bench.peers.weights import of_furrow, of_transformers
 from ops.common.waiting import NotInTime, until
 from ops.harness import alphabet
 from ops.harness.client import Base, ask, completion
-from ops.harness.farm import HOST, NOBODY_REFUSED, private_farm, traffic
+from ops.harness.farm import HOST, NOBODY_REFUSED, PrivateFarm, private_farm, traffic
 from ops.local.ready import get
 
 LIMIT_S = 7200.0
 """For a whole run: the slowest server's longest, so that only a hang reaches it."""
 START_LIMIT_S = 600.0
-STOP_LIMIT_S = 20.0
 MODEL = "bench"
 SETTLED_S = 1.2
 """Heartbeats, which tell the last command, come more often than that."""
@@ -70,9 +66,9 @@ class Served:
     """Parts of its last lines that mean that it is not installed."""
 
     def __init__(self, setup: Setup, env: dict[str, str] | None = None) -> None:
-        self.setup, self._env = setup, env or dict(os.environ)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log: ChildLog | None = None
+        self.setup = setup
+        self._env = env or dict(os.environ)
+        self._child: Child | None = None
         self._base = Base(HOST, 0)
 
     def command(self, port: int) -> list[str]:
@@ -87,26 +83,20 @@ class Served:
         """As Engine's."""
         self._base = Base(HOST, free_port(HOST, 0))
         command = self.command(self._base.port)
-        log = self._log = ChildLog()
         began = time.monotonic()
-        try:
-            process = self._process = subprocess.Popen(
-                command, stdout=log.file, stderr=log.file, env=self._env, start_new_session=True
-            )
-        except OSError as error:
-            raise Unavailable(f"{command[0]} can't be started: {error.strerror or error}") from error
+        child = self._child = Child(command, self._env)
 
         def healthy() -> bool:
-            if process.poll() is not None:
-                words = log.last_words()
+            if (status := child.process.poll()) is not None:
+                words = child.last_words()
                 kind = Unavailable if any(sign in words for sign in self.absent) else Failed
-                raise kind(f"it ended with status {process.returncode}: {words}")
+                raise kind(f"it ended with status {status}: {words}")
             return get((self._base.host, self._base.port), "/health")[0] == 200
 
         try:
             until(healthy, "it is ready", START_LIMIT_S, 0.05)
         except NotInTime as error:
-            raise Failed(f"{error}: {log.last_words()}") from error
+            raise Failed(f"{error}: {child.last_words()}") from error
         return began
 
     def run(self, prompts: list[list[int]], tokens: int) -> list[Stream]:
@@ -114,23 +104,10 @@ class Served:
         return asyncio.run(complete_all(self._base, self.fields(), prompts, tokens))
 
     def stop(self) -> None:
-        """As Engine's; its children end with it."""
-        if self._process is not None:
-            _signal(self._process, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):  # it is killed below
-                self._process.wait(STOP_LIMIT_S)
-            _signal(self._process, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-        if self._log is not None:
-            self._log.close()
-            self._log = None
-
-
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """To the process and all of its session."""
-    with suppress(ProcessLookupError):  # all have ended
-        os.killpg(process.pid, number)
+        """As Engine's."""
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
 
 
 class LlamaServer(Served):
@@ -184,7 +161,7 @@ class FurrowFarm:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._stack = ExitStack()
-        self._base, self._redis_url = Base("", 0), ""
+        self._farm: PrivateFarm | None = None
 
     def start(self) -> float:
         """As Engine's."""
@@ -203,18 +180,18 @@ class FurrowFarm:
                 quant=quant,
             )
             began = time.monotonic()
-            farm = private_farm(spec, (1,), *NOBODY_REFUSED, environment=environment)
-            url, self._redis_url, _ = self._stack.enter_context(farm)
+            farm = private_farm(spec, *NOBODY_REFUSED, environment=environment)
+            self._farm = self._stack.enter_context(farm)
         except ModelUnavailable as error:
             raise Failed(str(error)) from error
         except FurrowError as error:
             raise Unavailable(str(error)) from error
-        self._base = Base.of(url)
         return began
 
     def run(self, prompts: list[list[int]], tokens: int) -> list[Stream]:
         """As Engine's."""
-        return asyncio.run(complete_all(self._base, {"model": MODEL, "ignore_eos": True}, prompts, tokens))
+        assert self._farm is not None
+        return asyncio.run(complete_all(self._farm.base, {"model": MODEL, "ignore_eos": True}, prompts, tokens))
 
     def stop(self) -> None:
         """As Engine's."""
@@ -222,14 +199,14 @@ class FurrowFarm:
 
     def traffic(self) -> dict[str, float]:
         """Counts of the commands that Redis has run."""
-        with connect(self._redis_url) as client:
-            return traffic(client)
+        assert self._farm is not None
+        return traffic(self._farm.client)
 
     def commands(self) -> int:
         """How many the leader has given in this epoch, each of one forward or several; waits until no more come."""
-        with connect(self._redis_url) as client:
-            before = -1
-            while (now := health.overview(client, MODEL).replicas[0].seq) != before:
-                before = now
-                time.sleep(SETTLED_S)
-            return now
+        assert self._farm is not None
+        before = -1
+        while (now := health.overview(self._farm.client, MODEL).replicas[0].seq) != before:
+            before = now
+            time.sleep(SETTLED_S)
+        return now

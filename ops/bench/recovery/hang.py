@@ -8,16 +8,16 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Annotated
 
 import click
 
 from control.keys import ModelKeys
 from control.redis.connection import run as call
 from control.replicas import health
-from ops.bench.recovery.strikes import Scene, Strike, finished, scene, strike, submit, wait_until_whole
+from ops.bench.recovery.recovery import Scene, Strike, finished, scene, strike, submit, wait_until_whole
 from ops.harness.farm import DEMO, say
-from ops.harness.figures import Figure, summarise
-from ops.harness.program import benchmark, option, run
+from ops.harness.program import Figure, benchmark, run, summarise
 
 LEAST_S = 2.0
 """Found within this, or within STEPS times the p99 of a step where that is longer."""
@@ -25,11 +25,12 @@ STEPS = 10
 
 
 @benchmark
-@option("--streams", 64)
-@option("--times", 20, "Stops of each of the two ranks.")
-@option("--calm", 20.0, "Seconds of load that must pass without an alarm.")
-@option("--burners", 4, "Processes that burn CPU in those seconds.", type=click.IntRange(0))
-def hang(streams: int, times: int, calm: float, burners: int) -> list[Figure]:
+def hang(
+    streams: int = 64,
+    times: Annotated[int, "Stops of each of the two ranks."] = 20,
+    calm: Annotated[float, "Seconds of load that must pass without an alarm."] = 20.0,
+    burners: Annotated[int, click.IntRange(0), "Processes that burn CPU in those seconds."] = 4,
+) -> list[Figure]:
     """Send SIGSTOP to ranks of a private farm (demo, two CPU ranks, float64).
 
     First the farm works on a machine that is too busy, where nobody may be taken for hung. Then each rank is stopped,

@@ -1,27 +1,300 @@
-"""`furrow bench recovery`: strike ranks and the agent under running requests; time to the next token, and whether it is
-the same."""
+"""`furrow bench recovery`: strike ranks and the agent under running requests; time to the next token, where it goes,
+and whether the token is the same. The benchmark of hangs strikes in the same way."""
 
 from __future__ import annotations
 
+import os
 import signal
+import time
+import uuid
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import astuple, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Annotated
 
 import click
+import msgspec
+from tokenizers import Tokenizer
 
-from ops.bench.recovery.strikes import (
-    LENGTH,
-    STRIKE_AT,
-    TARGETS_MS,
-    AgentStrike,
-    Strike,
-    scene,
-    strike,
-    strike_agent,
-    table,
-)
-from ops.harness.farm import say
-from ops.harness.figures import Figure
-from ops.harness.program import Outcome, benchmark, option, shape_option
+from control.clock import now_ms
+from control.keys import ModelKeys, ReplicaKeys
+from control.messages import GenerationRequest, LogEntry, Sampling
+from control.placement import farm
+from control.redis.clients import SyncRedis
+from control.redis.connection import read, run, run_every
+from control.replicas import health
+from control.replicas.health import Formation
+from control.requests import Enqueue, enqueue, read_pages
+from control.settings import keeps_standby
+from ops.common.waiting import until
+from ops.harness.farm import DEMO, demo_spec, private_farm, say
+from ops.harness.models import build
+from ops.harness.program import Figure, Outcome, ShapeOrDemo, benchmark
+
+LENGTH = 160
+"""Tokens of a request, unless said otherwise."""
+PROMPT = "<|im_start|>user\nCount from 1 to 100.<|im_end|>\n<|im_start|>assistant\n"
+STRIKE_AT = 40
+"""Tokens in the first request's log when the fault strikes."""
+LIMIT_S = 120.0
+TICK_S = 0.005
+OBSERVED_S = 2.0
+"""How long the streams are looked at after the agent was killed, at least."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A farm of one model on two CPU ranks, and what it says to PROMPT when undisturbed."""
+
+    client: SyncRedis
+    prompt: list[int]
+    expected: list[int | None]
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One signal under load: seconds until the first request's log grew again, and where they went; how many of the
+    streams ended as undisturbed."""
+
+    gap_s: float
+    phases: Phases
+    same: int
+    streams: int
+
+    @property
+    def detected_s(self) -> float:
+        """Seconds until the epoch was poisoned."""
+        return self.phases.detect / 1000
+
+
+@contextmanager
+def scene(shape: str | None = None, length: int = LENGTH) -> Generator[Scene]:
+    """The demonstration model in float64, or a random one of that shape in float32; requests of `length` tokens.
+
+    Raises ModelUnavailable where the farm can't be started.
+    """
+    with ExitStack() as stack:
+        spec = demo_spec(tp=2, dtype="float64")
+        if shape is not None:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
+            spec = msgspec.structs.replace(spec, source=str(build(shape, folder, "float32")), dtype="float32")
+        client = stack.enter_context(private_farm(spec)).client
+        prompt = Tokenizer.from_file(f"{spec.source}/tokenizer.json").encode(PROMPT).ids
+        [expected] = finished(client, [submit(client, prompt, length)])
+        yield Scene(client, prompt, expected)
+
+
+def strike(scene: Scene, streams: int, rank: int, how: signal.Signals) -> Strike:
+    """Start `streams` requests and send `how` to the rank's process in the midst of them."""
+    client = scene.client
+    epoch = wait_until_whole(client)
+    rids = [submit(client, scene.prompt, len(scene.expected)) for _ in range(streams)]
+    wait_for_length(client, rids[0], STRIKE_AT)
+    beat = health.heartbeats(client, DEMO, "r0", 2)[rank]
+    if beat is None:
+        raise SystemExit(f"rank {rank} was not there to be struck")
+    length = log_length(client, rids[0])
+    struck_at = time.monotonic()
+    struck_ms = now_ms()
+    os.kill(beat.pid, how)
+
+    def epoch_ended() -> bool:
+        nonlocal length
+        if health.read_epoch(client, DEMO, "r0") != epoch:
+            return True
+        length = log_length(client, rids[0])
+        return False
+
+    # A few tokens may still be on their way: the gap ends with a token of the next epoch.
+    until(epoch_ended, f"the end of epoch {epoch}", LIMIT_S, TICK_S)
+    if not poisoned_at(client, DEMO, "r0", epoch):
+        raise SystemExit(f"epoch {epoch} ended without poison: the strike was not what ended it")
+    wait_for_length(client, rids[0], length + 1)
+    gap_s = time.monotonic() - struck_at
+    token_ms = now_ms()
+    same = sum(answer == scene.expected for answer in finished(client, rids))
+    return Strike(gap_s, observe(client, DEMO, "r0", epoch, struck_ms, token_ms), same, streams)
+
+
+@dataclass(frozen=True)
+class AgentStrike:
+    """One SIGKILL of the agent under load."""
+
+    pause_s: float
+    """The longest time for which no stream got a token."""
+    adopted_s: float
+    """Until the next agent beat, which it does once it has adopted."""
+    same_processes: bool
+    """True if ranks and epoch are the same as before."""
+    same: int
+    streams: int
+
+
+def strike_agent(scene: Scene, streams: int) -> AgentStrike:
+    """Keep `streams` requests under way and kill the agent in the midst of them."""
+    client = scene.client
+    before = (wait_until_whole(scene.client), _pids(scene.client))
+    [(host, agent)] = farm.agents(client).items()
+    rids = [submit(client, scene.prompt, len(scene.expected)) for _ in range(streams)]
+    wait_for_length(client, rids[0], STRIKE_AT)
+    os.kill(agent, signal.SIGKILL)
+    struck = last = time.monotonic()
+    tokens = 0
+    longest = 0.0
+    adopted = None
+    running = list(rids)
+    while adopted is None or time.monotonic() - struck < OBSERVED_S:
+        lengths, states = _progress(client, rids, running)
+        now = time.monotonic()
+        if lengths != tokens:
+            tokens, longest, last = lengths, max(longest, now - last), now
+        running = [rid for rid, state in zip(running, states, strict=True) if state != "finished"]
+        new = [submit(client, scene.prompt, len(scene.expected)) for _ in range(streams - len(running))]
+        rids, running = rids + new, running + new
+        if adopted is None and farm.agents(client).get(host) not in (None, agent):
+            adopted = now - struck
+        if now - struck > LIMIT_S:
+            raise SystemExit(f"the agent was not replaced within {LIMIT_S:.0f} s")
+        time.sleep(TICK_S)
+    longest = max(longest, time.monotonic() - last)
+    same_processes = (health.read_epoch(client, DEMO, "r0"), _pids(client)) == before
+    same = sum(answer == scene.expected for answer in finished(client, rids))
+    return AgentStrike(longest, adopted, same_processes, same, len(rids))
+
+
+def _pids(client: SyncRedis) -> list[int]:
+    return [beat.pid if beat is not None else 0 for beat in health.heartbeats(client, DEMO, "r0", 2)]
+
+
+def _progress(client: SyncRedis, rids: list[str], running: list[str]) -> tuple[int, list[str]]:
+    """Entries in the logs of all requests, and the state of those that run."""
+    keys = ModelKeys(DEMO)
+    lengths = run_every(client, [read("XLEN", keys.log(rid), parse=int) for rid in rids])
+    states = run_every(client, [read("HGET", keys.request(rid), "state", parse=str) for rid in running])
+    return sum(lengths), states
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def submit(client: SyncRedis, prompt: list[int], length: int = LENGTH) -> str:
+    """Enqueue one greedy request of at most `length` tokens."""
+    sampling = Sampling(max_tokens=length, temperature=0.0)
+    params = GenerationRequest(prompt=prompt, sampling=sampling)
+    return run(client, enqueue(Enqueue(rid=uuid.uuid4().hex, model=DEMO, params=params, tenant="bench"))).rid
+
+
+def log_of(client: SyncRedis, rid: str) -> list[LogEntry]:
+    return [entry for page in read_pages(client, DEMO, rid) for entry in page]
+
+
+def log_length(client: SyncRedis, rid: str) -> int:
+    return len(log_of(client, rid))
+
+
+def wait_for_length(client: SyncRedis, rid: str, length: int) -> None:
+    until(lambda: log_length(client, rid) >= length, f"token {length} of request {rid}", LIMIT_S, TICK_S)
+
+
+def finished(client: SyncRedis, rids: list[str]) -> list[list[int | None]]:
+    """The tokens of each request, once all have ended."""
+
+    def ended(rid: str) -> bool:
+        entries = log_of(client, rid)
+        return bool(entries) and entries[-1].finish is not None
+
+    for rid in rids:
+        until(lambda rid=rid: ended(rid), f"the end of request {rid}", LIMIT_S, TICK_S)
+    return [[entry.token for entry in log_of(client, rid)] for rid in rids]
+
+
+def wait_until_whole(client: SyncRedis) -> int:
+    """Until every rank is ready in the current epoch, which is returned, and a standby is ready where one is kept."""
+    standby = keeps_standby()
+
+    def whole() -> bool:
+        loaded = health.overview(client, DEMO).state == "loaded"
+        return loaded and (not standby or farm.standbys(client) == ["ready"])
+
+    until(whole, "every rank is ready", LIMIT_S, TICK_S)
+    return health.read_epoch(client, DEMO, "r0")
+
+
+# --- phases -----------------------------------------------------------------------------------------------------------
+
+TARGETS_MS = {
+    "detect": 100,
+    "fence": 150,
+    "respawn": 300,
+    "rendezvous": 200,
+    "load": 500,
+    "prefill": 250,
+}
+"""The limit of each phase after a SIGKILL of the demonstration model's rank, with a standby process: 1.5 s in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Milliseconds of each phase, in order.
+
+    detect: until the epoch was poisoned. fence: until a leader held the lock of the next. respawn: until every rank
+    answered in it. rendezvous: until the group had proved itself with a sum. load: until every rank had its shard.
+    prefill: until the first new token was in the log.
+    """
+
+    detect: int
+    fence: int
+    respawn: int
+    rendezvous: int
+    load: int
+    prefill: int
+
+
+def split(struck_ms: int, poisoned_ms: int, formation: Formation, token_ms: int) -> Phases:
+    """All times in ms since 1970. Where the epoch was not poisoned before it was left, nothing was to detect."""
+    poisoned_ms = min(max(poisoned_ms, struck_ms), formation.led)
+    marks = [struck_ms, poisoned_ms, formation.led, formation.gathered, formation.joined, formation.loaded, token_ms]
+    return Phases(*(after - before for before, after in pairwise(marks)))
+
+
+def observe(client: SyncRedis, model: str, replica: str, epoch: int, struck_ms: int, token_ms: int) -> Phases:
+    """The phases from the end of `epoch` to the first token of the next one that was formed; call it when it is there.
+
+    Epochs that were led in between and failed count as part of the fence.
+    """
+    later = [
+        one for one in run(client, health.formations(model, replica)) if one.epoch > epoch and one.loaded <= token_ms
+    ]
+    if not later:
+        raise LookupError(f"no formation after epoch {epoch} of {model}:{replica} is known")
+    return split(struck_ms, poisoned_at(client, model, replica, epoch), later[0], token_ms)
+
+
+def poisoned_at(client: SyncRedis, model: str, replica: str, epoch: int) -> int:
+    """Server ms at which `epoch` was poisoned; 0 if it never was."""
+
+    def parse(reply: list[tuple[str, dict[str, str]]]) -> int:
+        return next((int(entry.partition("-")[0]) for entry, poison in reply if int(poison["epoch"]) == epoch), 0)
+
+    return run(client, read("XREVRANGE", ReplicaKeys(model, replica).poisons, "+", "-", "COUNT", 64, parse=parse))
+
+
+def table(by_fault: dict[str, list[Phases]], targets: dict[str, int] | None) -> str:
+    """Medians of each phase per fault, in ms, with the targets below them."""
+    names = [field.name for field in fields(Phases)]
+    lines = [f"{'phase, median ms':<18}" + "".join(f"{name:>12}" for name in [*names, "in all"])]
+    for fault, mine in by_fault.items():
+        medians = [round(median(column)) for column in zip(*(astuple(one) for one in mine), strict=True)]
+        lines.append(f"{fault:<18}" + "".join(f"{value:>12}" for value in [*medians, sum(medians)]))
+    if targets is not None:
+        values = [targets[name] for name in names]
+        lines.append(f"{'target, killed':<18}" + "".join(f"{value:>12}" for value in [*values, sum(values)]))
+    return "\n".join(lines)
+
 
 FAULTS: dict[str, tuple[int, signal.Signals]] = {
     "rank killed": (1, signal.SIGKILL),
@@ -34,11 +307,12 @@ ADOPTION_LIMIT_S = 2.0
 
 
 @benchmark
-@option("--streams", 8)
-@option("--times", 5, "Strikes of each kind.")
-@shape_option(None)
-@option("--length", LENGTH, "Tokens of a request.", type=click.IntRange(STRIKE_AT + 20))
-def recovery(streams: int, times: int, shape: str | None, length: int) -> Outcome:
+def recovery(
+    streams: int = 8,
+    times: Annotated[int, "Strikes of each kind."] = 5,
+    shape: ShapeOrDemo = None,
+    length: Annotated[int, click.IntRange(STRIKE_AT + 20), "Tokens of a request."] = LENGTH,
+) -> Outcome:
     """Kill ranks and the agent of a private farm (two CPU ranks), and measure each phase of the recovery.
 
     Each strike waits until the standby process is ready; FURROW_STANDBY=0 measures without one. In float64 the texts
@@ -67,6 +341,6 @@ def recovery(streams: int, times: int, shape: str | None, length: int) -> Outcom
         Figure("streams that ended otherwise than undisturbed", sum(one.streams - one.same for one in everything), 0),
         Figure("agent killed: longest pause of all streams", max(one.pause_s for one in agents), PAUSE_LIMIT_S, "s"),
         Figure("agent killed: adopted after", max(one.adopted_s for one in agents), ADOPTION_LIMIT_S, "s"),
-        Figure("agent killed: ranks or epoch replaced", sum(not one.kept for one in agents), 0),
+        Figure("agent killed: ranks or epoch replaced", sum(not one.same_processes for one in agents), 0),
     ]
     return Outcome(figures if shape is None else None, {"strikes": strikes, "agents": agents})

@@ -7,19 +7,18 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from statistics import median
+from typing import Annotated
 
 import click
 import msgspec
 
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.redis.connection import connect
 from control.replicas import health
 from ops.common.waiting import until
 from ops.harness.client import Answer, Base, ask, chat
 from ops.harness.farm import DEMO, demo_spec, private_farm, say
-from ops.harness.figures import Figure
-from ops.harness.program import Outcome, benchmark, option, run
+from ops.harness.program import Figure, Outcome, benchmark, run
 
 KINDS = ("reload", "reload in place", "other settings")
 """In turn: one more replica meanwhile; none, so that requests wait; a change of the specification."""
@@ -78,19 +77,18 @@ class Clients:
 
 
 @benchmark
-@option("--times", 20, "Number of reloads.")
-@option("--clients", 12)
-@option("--replicas", 1)
-def rolling(times: int, clients: int, replicas: int) -> Outcome:
+def rolling(
+    times: Annotated[int, "Number of reloads."] = 20,
+    clients: int = 12,
+    replicas: int = 1,
+) -> Outcome:
     """Reload the model of a private farm (demo, two CPU ranks, float64) under load.
 
     Each answer is compared with that of the undisturbed run; exits 1 if one failed, was cut or differs.
     """
     spec = demo_spec(tp=2, dtype="float64", kv_tokens=KV_TOKENS[0])
-    with private_farm(spec, (replicas,)) as (url, redis_url, _):
-        client = connect(redis_url)
-        changes = asyncio.run(measure(client, Base.of(url), times, clients))
-        client.close()
+    with private_farm(spec, replicas=(replicas,)) as farm:
+        changes = asyncio.run(measure(farm.client, farm.base, times, clients))
     report(changes)
     figures = [
         Figure("answers that failed or were cut", sum(change.failed.total() for change in changes), 0),

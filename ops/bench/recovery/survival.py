@@ -9,21 +9,21 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Annotated
 
 import click
 import psutil
 
 from control.engines import ENGINES, parse_arguments
 from control.operations.spec import build_spec
-from control.redis.connection import connect
+from control.redis.clients import SyncRedis
 from control.replicas import health
 from ops.common.engine_options import engine_environment, engine_options
 from ops.common.waiting import until
 from ops.demo import MODEL_DIR
 from ops.harness.client import Answer, Base, ask, completion
 from ops.harness.farm import private_farm, say
-from ops.harness.figures import Figure
-from ops.harness.program import benchmark, option, run
+from ops.harness.program import Figure, benchmark, run
 
 MODEL = "m"
 REPLICA = "r0"
@@ -44,8 +44,8 @@ async def stream_all(base: Base, count: int, tokens: int, strike: Callable[[], N
 class Strikes:
     """The processes of the farm's one replica."""
 
-    def __init__(self, redis_url: str) -> None:
-        self._client = connect(redis_url)
+    def __init__(self, client: SyncRedis) -> None:
+        self._client = client
 
     def await_streams(self) -> None:
         """Return once the leader has brought tokens of the streams."""
@@ -73,31 +73,25 @@ class Strikes:
 
 
 @benchmark
-@option("--engine", "vllm", "The engine to kill.", type=click.Choice(list(ENGINES)))
-@click.option("--source", default=str(MODEL_DIR), help="Folder or GGUF file of the model.  [default: demo]")
-@option("--streams", 64)
-@option("--tokens", 150, "Of each stream.", type=click.IntRange(8))
-@click.option("--engine-arg", "arguments", multiple=True, metavar="NAME=VALUE", help="Option of the engine.")
-@click.option("--max-context", type=int, help="Positions of a sequence.")
 @engine_options
 def survival(
-    engine: str,
-    source: str,
-    streams: int,
-    tokens: int,
-    arguments: Sequence[str],
-    max_context: int | None,
-    **offered: Sequence[str],
+    engine: Annotated[str, click.Choice(list(ENGINES)), "The engine to kill."] = "vllm",
+    source: Annotated[str, "Folder or GGUF file of the model.  [default: demo]"] = str(MODEL_DIR),
+    streams: int = 64,
+    tokens: Annotated[int, click.IntRange(8), "Of each stream."] = 150,
+    arguments: Annotated[tuple[str, ...], "--engine-arg", {"metavar": "NAME=VALUE"}, "Option of the engine."] = (),
+    max_context: Annotated[int | None, int, "Positions of a sequence."] = None,
+    **engines: Sequence[str],
 ) -> list[Figure]:
     """Kill an engine, then its leader, under streams, and compare each stream with an undisturbed one."""
-    environment = engine_environment(**offered)
+    environment = engine_environment(**engines)
     spec = build_spec(
         source, name=MODEL, engine=engine, engine_args=parse_arguments(arguments), max_context=max_context
     )
     figures: list[Figure] = []
-    with private_farm(spec, (1,), environment=environment) as (url, redis_url, _):
-        strikes = Strikes(redis_url)
-        base = Base.of(url)
+    with private_farm(spec, environment=environment) as farm:
+        strikes = Strikes(farm.client)
+        base = farm.base
         asyncio.run(stream_all(base, 1, 8, None))
         undisturbed = asyncio.run(stream_all(base, streams, tokens, None))
         again = asyncio.run(stream_all(base, streams, tokens, None))

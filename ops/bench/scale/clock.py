@@ -15,7 +15,7 @@ from control.errors import SettingsError
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, Steps, read, run
 from control.scripts import SCRIPTS
-from ops.harness.figures import Figure, percentile
+from ops.harness.program import Figure, percentile
 
 T = TypeVar("T")
 Act = Callable[[int], object]
@@ -151,9 +151,9 @@ def watch(client: SyncRedis, act: Callable[[], object]) -> Round:
     client.config_set("slowlog-log-slower-than", -1)
     logged = client.slowlog_get(_MOST)
     client.slowlog_reset()
-    found = [(one["duration"] / 1000, _name(one["command"])) for one in logged]
+    entries = [(one["duration"] / 1000, _name(one["command"])) for one in logged]
     own = ("INFO", "SLOWLOG", "CONFIG", "CLIENT")
-    return Round(sent, [one for one in found if one[1] not in own], worked, wall)
+    return Round(sent, [one for one in entries if one[1] not in own], worked, wall)
 
 
 def sent_by(client: SyncRedis) -> int:

@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import mean
+from typing import Annotated
 
 import click
 
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, connect_blocking
 from control.replicas.lease import Lease
-from ops.bench.scale.acts import Acts, Changes
+from ops.bench.scale.acts import Acts, succeed
 from ops.bench.scale.clock import Round, ServerClock, control_loop, figure_of, head, row, sent_by, timed
 from ops.bench.scale.crowd import Size, fill
 from ops.bench.scale.processes import Agents, ApiProcesses
-from ops.bench.scale.takeover import succeed
-from ops.harness.figures import Figure
-from ops.harness.program import benchmark, option
+from ops.harness.program import Figure, benchmark
 from ops.local.embedded import EmbeddedServer
 from ops.local.server_binary import packaged_server
 from worker.agent.agent import TICK_S
@@ -34,16 +33,15 @@ TURNS = 15
 
 
 @benchmark
-@option("--entries", 1_000_000, "Entries in the logs of what runs.", type=int)
-@option("--running", 100, "Requests that they belong to.", type=int)
-@option("--waiting", 100_000, "Requests that wait.", type=int)
-@option("--tenants", 1_000, type=int)
-@option("--models", 200, type=int)
-@option("--agents", 100, type=int)
-@option("--apis", 50, type=int)
-@option("--calls", 2_000, "Of a script; fewer of those that need much preparation.", type=int)
 def scale(
-    entries: int, running: int, waiting: int, tenants: int, models: int, agents: int, apis: int, calls: int
+    entries: Annotated[int, int, "Entries in the logs of what runs."] = 1_000_000,
+    running: Annotated[int, int, "Requests that they belong to."] = 100,
+    waiting: Annotated[int, int, "Requests that wait."] = 100_000,
+    tenants: Annotated[int, int] = 1_000,
+    models: Annotated[int, int] = 200,
+    agents: Annotated[int, int] = 100,
+    apis: Annotated[int, int] = 50,
+    calls: Annotated[int, int, "Of a script; fewer of those that need much preparation."] = 2_000,
 ) -> list[Figure]:
     """Fill a private server as a large farm does, time each script by the server's own clock, and let a leader die.
 
@@ -77,7 +75,7 @@ def _scripts(client: SyncRedis, lease: Lease, size: Size, calls: int) -> list[Fi
     for _ in range(calls):
         clock.run(loop)
     click.echo(row("control: a loop without keys", clock.spent))
-    named = Acts(client, clock, lease, size).named() | Changes(client, clock, lease, size).named()
+    named = Acts(client, clock, lease, size).named()
     for name, (act, part) in named.items():
         figures += timed(clock, name, act, max(5, calls // part), SCRIPT_MS)
     clock.close()
@@ -126,14 +124,15 @@ def _each(name: str, rounds: Sequence[Round], parts: float) -> float:
 
 
 def _of_a_death(clients: tuple[SyncRedis, SyncRedis, SyncRedis], lease: Lease, size: Size) -> list[Figure]:
-    found = succeed(clients, lease)
-    total = found.entries
+    recovery = succeed(clients, lease)
+    total = recovery.entries
     click.echo(
-        f"the successor read {total:,} entries of {len(found.ready)} requests: {1e6 * found.last / total:.2f} us each"
+        f"the successor read {total:,} entries of {len(recovery.ready)} requests: "
+        f"{1e6 * recovery.ready[-1] / total:.2f} us each"
     )
     return [
-        Figure("entries that the successor did not read", size.running - len(found.ready), 0),
-        Figure("first request ready for its prefill", found.first, FIRST_S, "s"),
-        Figure("last request ready for its prefill", found.last, ENTRY_S * total, "s"),
-        Figure("looks at which the lock was not held", found.lapses, 0),
+        Figure("entries that the successor did not read", size.running - len(recovery.ready), 0),
+        Figure("first request ready for its prefill", recovery.ready[0], FIRST_S, "s"),
+        Figure("last request ready for its prefill", recovery.ready[-1], ENTRY_S * total, "s"),
+        Figure("looks at which the lock was not held", recovery.lapses, 0),
     ]

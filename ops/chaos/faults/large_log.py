@@ -24,7 +24,7 @@ from control.replicas.lease import holder
 from control.requests import Enqueue, Enqueued, cancel, enqueue_again, read_pages
 from ops.chaos.errors import ChaosError, Harm, NoEffect
 from ops.chaos.faults.fault import Fault
-from ops.chaos.faults.processes import proved, replaced
+from ops.chaos.faults.processes import replaced
 from ops.chaos.system.target import Target
 
 CHOICES = 128
@@ -71,19 +71,19 @@ class Large:
 
 def delivered(random: random.Random, open_choice: int) -> list[LogEntry]:
     """DELIVERED tokens of each choice, in the order of an engine; all choices but one end with their last token."""
-    found: list[LogEntry] = []
+    log: list[LogEntry] = []
     for position, choice in itertools.product(range(DELIVERED), range(CHOICES)):
         ends = position == DELIVERED - 1 and choice != open_choice
-        found.append(
+        log.append(
             LogEntry(
-                seq=len(found) + 1,
+                seq=len(log) + 1,
                 choice=choice,
                 token=random.randrange(10, 100),
                 finish="stop" if ends else None,
                 cause="token" if ends else None,
             )
         )
-    return found
+    return log
 
 
 def staged(client: SyncRedis, steps: Steps[Enqueued]) -> Call[Enqueued]:
@@ -103,9 +103,9 @@ def wrong(logged: Sequence[LogEntry], delivered: list[LogEntry], expected: list[
     for number, entry in enumerate(logged, 1):
         if entry.seq != number:
             return f"entry {number} has seq {entry.seq}"
-        wanted = (delivered if number <= len(delivered) else expected)[number - 1 : number]
-        if [entry] != wanted:
-            return f"entry {number} is {entry}, not {wanted}"
+        right = (delivered if number <= len(delivered) else expected)[number - 1 : number]
+        if [entry] != right:
+            return f"entry {number} is {entry}, not {right}"
     return None if len(logged) == len(expected) else f"it has {len(logged)} entries, not {len(expected)}"
 
 
@@ -136,10 +136,10 @@ class Probe(threading.Thread):
             run(client, look)  # connected
             while not self._stopping.wait(TICK_S):
                 began = time.monotonic()
-                found = run(client, look)
+                token = run(client, look)
                 self.round_trips.append(time.monotonic() - began)
-                if self.holders[-1:] != [found]:
-                    self.holders.append(found)
+                if self.holders[-1:] != [token]:
+                    self.holders.append(token)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -166,8 +166,8 @@ def slowest(client: SyncRedis) -> tuple[float, str]:
 
 def lapsed(holders: Sequence[str | None]) -> bool:
     """True if the lock was lost after its holder had changed once: the successor of the killed leader keeps it."""
-    held = [token for token in holders if token is not None]
-    return len(set(held)) > 2 or holders[-1] is None or len(holders) - 1 > holders.index(held[-1])
+    tokens = [token for token in holders if token is not None]
+    return len(set(tokens)) > 2 or holders[-1] is None or len(holders) - 1 > holders.index(tokens[-1])
 
 
 # --- the fault --------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def kill_with_large_logs(target: Target, random: random.Random) -> str:
     count = -(-target.log_entries // len(kinds[0].delivered))
     chosen = [kinds[number % KINDS] for number in range(count)]
     with enqueued(target, chosen, random) as rids:
-        proved(target, lambda: under_way(client, model, rids, chosen), f"{count} requests run, and some go on")
+        target.proved(lambda: under_way(client, model, rids, chosen), f"{count} requests run, and some go on")
         pid = target.rank_pid(0)
         epoch = target.epoch()
         entries = sum(lengths(client, model, rids))
@@ -265,8 +265,8 @@ def ended(target: Target, rids: Sequence[str]) -> None:
         )
     except ChaosError as error:
         raise Harm(f"{error}: {states(client, model, rids)}") from error
-    if set(found := states(client, model, rids)) != {"finished"}:
-        raise Harm(f"requests with large logs ended otherwise than by themselves: {found}")
+    if set(ends := states(client, model, rids)) != {"finished"}:
+        raise Harm(f"requests with large logs ended otherwise than by themselves: {ends}")
 
 
 def gone_on(target: Target, rids: Sequence[str], before: Sequence[int]) -> tuple[float, float]:

@@ -10,13 +10,14 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
 from control.errors import CollectiveFailed
 from control.keys import ReplicaKeys
 from control.redis.connection import read, run_every
-from ops.chaos.errors import ChaosError, NoEffect
+from ops.chaos.errors import NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.processes import replaced
 from ops.chaos.system.target import Target
@@ -75,12 +76,9 @@ def under_way(target: Target, rank: int, op: str, after: int) -> tuple[int, int]
 def catch(target: Target, rank: int, op: str, after: int, past: Callable[[], bool]) -> tuple[int, int, int] | None:
     """Stop the rank while it is at `op`; its pid, the epoch and the seq, None once `past` it. Raises NoEffect."""
     while not past():
-        try:
-            target.until(
-                lambda: under_way(target, rank, op, after) or past(), f"{op} is executed", MOMENT_WITHIN_S, TICK_S
-            )
-        except ChaosError as error:
-            raise NoEffect(str(error)) from error
+        target.proved(
+            lambda: under_way(target, rank, op, after) or past(), f"{op} is executed", MOMENT_WITHIN_S, TICK_S
+        )
         pid = target.rank_pids().get(rank)
         if pid is None:
             continue
@@ -137,10 +135,9 @@ def said(target: Target, offset: int, word: str) -> bool:
             log.seek(offset)
             return word.encode() in log.read()
 
-    try:
-        return target.until(there, f"the log says {word}", MET_WITHIN_S)
-    except ChaosError:
-        return False
+    with suppress(NoEffect):
+        return target.proved(there, f"the log says {word}", MET_WITHIN_S)
+    return False
 
 
 def needs_peers(fault: Callable[[Target, random.Random], str]) -> Fault:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from control.errors import RedisUnavailable
 from control.redis.clients import connect
 from control.redis.connection import read, run
-from ops.chaos.errors import ChaosError, NoEffect
+from ops.chaos.errors import NoEffect
 from ops.chaos.faults.fault import Fault, harmless, outage_s
 from ops.chaos.system.proxy import Proxy
 from ops.chaos.system.target import Target
@@ -43,14 +43,6 @@ def some(random: random.Random, share: float) -> Callable[[], bool]:
     return lambda: next(chances) < share
 
 
-def met(target: Target, happened: Callable[[], bool], what: str) -> None:
-    """Wait for the proof. Raises NoEffect."""
-    try:
-        target.until(happened, what, MET_WITHIN_S)
-    except ChaosError as error:
-        raise NoEffect(str(error)) from error
-
-
 def cut_connections(target: Target, proxy: Proxy, random: random.Random) -> str:
     """Reset many connections at once, several times in a row."""
     cut = 0
@@ -70,7 +62,7 @@ def drop_replies(target: Target, proxy: Proxy, random: random.Random) -> str:
         times = min(times, 5)  # each costs a time-out
     before = proxy.counts.dropped
     proxy.drop_replies(times, ending)
-    met(target, lambda: proxy.counts.dropped >= before + times, f"{times} answers are dropped")
+    target.proved(lambda: proxy.counts.dropped >= before + times, f"{times} answers are dropped", MET_WITHIN_S)
     return f"{times} answers of executed scripts dropped ({ending})"
 
 
@@ -79,7 +71,7 @@ def split_reply(target: Target, proxy: Proxy, random: random.Random) -> str:
     times = random.randint(1, 20)
     before = proxy.counts.split
     proxy.split_replies(times)
-    met(target, lambda: proxy.counts.split >= before + times, f"{times} answers end in the middle")
+    target.proved(lambda: proxy.counts.split >= before + times, f"{times} answers end in the middle", MET_WITHIN_S)
     return f"{times} answers ended in the middle"
 
 
@@ -136,7 +128,9 @@ def half_open(target: Target, proxy: Proxy, random: random.Random) -> str:
 
     before = noticed()
     lost = proxy.black_hole(some(random, random.choice((0.2, 0.5, 1.0))), newcomers=False)
-    met(target, lambda: noticed() > before, f"a client sends on or closes one of {lost} silent connections")
+    target.proved(
+        lambda: noticed() > before, f"a client sends on or closes one of {lost} silent connections", MET_WITHIN_S
+    )
     return f"{lost} connections lead nowhere"
 
 

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
 
 import psutil
 
@@ -15,26 +14,14 @@ from control.messages import GenerationRequest, Sampling
 from control.placement import farm
 from control.redis.connection import run
 from control.requests import Enqueue, cancel, enqueue
-from ops.chaos.errors import ChaosError, NoEffect
+from ops.chaos.errors import NoEffect
 from ops.chaos.faults.fault import Fault
-from ops.chaos.system.target import Target, View
+from ops.chaos.system.target import PROVED_WITHIN_S, Target, View
 
-EFFECT_WITHIN_S = 180.0
-"""A rank that must start anew imports for seconds, on a machine that is far too busy for a minute."""
 LONG_PROMPT = 8000
 """Tokens."""
 BETWEEN_S = 0.15
 """The time between two epochs is a part of this where a standby is ready."""
-
-T = TypeVar("T")
-
-
-def proved(target: View, condition: Callable[[], T | None], what: str) -> T:
-    """Wait for a proof: as `Target.until`, but raises NoEffect."""
-    try:
-        return target.until(condition, what, EFFECT_WITHIN_S)
-    except ChaosError as error:
-        raise NoEffect(str(error)) from error
 
 
 def replaced(target: View, rank: int, pid: int, epoch: int) -> str:
@@ -44,7 +31,7 @@ def replaced(target: View, rank: int, pid: int, epoch: int) -> str:
         now = target.rank_pids().get(rank)
         return now if now not in (None, pid) and target.epoch() > epoch else None
 
-    return f"pid {pid} -> {proved(target, newcomer, f'rank {rank} is not pid {pid}, in a later epoch than {epoch}')}"
+    return f"pid {pid} -> {target.proved(newcomer, f'rank {rank} is not pid {pid}, in a later epoch than {epoch}')}"
 
 
 def strike_rank(rank: int, number: signal.Signals) -> Callable[[View, random.Random], str]:
@@ -81,14 +68,14 @@ def stop_in_recovery(target: View, random: random.Random) -> str:
 
 def next_agent(target: Target, pid: int) -> int:
     """The agent after `pid`, once it beats: it has adopted what was there."""
-    found = proved(target, lambda: now if (now := target.agent_pid) != pid else None, "another agent runs")
-    proved(target, lambda: found in farm.agents(target.client).values(), f"the new agent (pid {found}) beats")
-    return found
+    agent = target.proved(lambda: now if (now := target.agent_pid) != pid else None, "another agent runs")
+    target.proved(lambda: agent in farm.agents(target.client).values(), f"the new agent (pid {agent}) beats")
+    return agent
 
 
 def kill_agent(target: Target, random: random.Random) -> str:
     """SIGKILL to the agent: its ranks live on, and the next agent adopts them."""
-    pid = proved(target, lambda: target.agent_pid, "the agent runs")
+    pid = target.proved(lambda: target.agent_pid, "the agent runs")
     ranks = target.rank_pids()
     whole = target.overview().state == "loaded"
     epoch = target.epoch()
@@ -98,13 +85,13 @@ def kill_agent(target: Target, random: random.Random) -> str:
     took = time.monotonic() - began
     if whole and (target.rank_pids(), target.epoch()) != (ranks, epoch):
         raise NoEffect(f"ranks {ranks} of epoch {epoch} became {target.rank_pids()} of epoch {target.epoch()}")
-    kept = f"{len(ranks)} ranks and epoch {epoch} kept" if whole else "in a recovery"
-    return f"agent pid {pid} -> {now} after {took:.1f} s, {kept}"
+    rest = f"{len(ranks)} ranks and epoch {epoch} kept" if whole else "in a recovery"
+    return f"agent pid {pid} -> {now} after {took:.1f} s, {rest}"
 
 
 def kill_agent_and_rank(target: Target, random: random.Random) -> str:
     """SIGKILL to a rank and to the agent at once: the next agent learns from the supervisor how the rank ended."""
-    agent = proved(target, lambda: target.agent_pid, "the agent runs")
+    agent = target.proved(lambda: target.agent_pid, "the agent runs")
     rank = random.randrange(target.spec.tp)
     pid = target.rank_pid(rank)
     epoch = target.epoch()
@@ -117,9 +104,9 @@ def kill_agent_and_rank(target: Target, random: random.Random) -> str:
 def kill_api(target: Target, random: random.Random) -> str:
     """SIGKILL to one of the API processes; its clients' sockets are cut."""
     index = random.randrange(len(target.ports))
-    pid = proved(target, lambda: target.api_pid(index), "the API runs")
+    pid = target.proved(lambda: target.api_pid(index), "the API runs")
     target.send(pid, signal.SIGKILL)
-    now = proved(target, lambda: now if (now := target.api_pid(index)) != pid else None, "another API process runs")
+    now = target.proved(lambda: now if (now := target.api_pid(index)) != pid else None, "another API process runs")
     return f"api {index + 1} pid {pid} -> {now}"
 
 
@@ -142,7 +129,7 @@ def starve(target: View, random: random.Random) -> str:
     try:
         run(target.client, enqueue(request))
         what = f"rank {rank} (pid {pid}) needs more memory than it has"
-        poison = proved(target, lambda: next((one for one in target.poisons() if one.epoch >= epoch), None), what)
+        poison = target.proved(lambda: next((one for one in target.poisons() if one.epoch >= epoch), None), what)
     finally:
         with suppress(psutil.NoSuchProcess):
             process.rlimit(psutil.RLIMIT_AS, before)
@@ -154,7 +141,7 @@ def strike_engine(number: signal.Signals) -> Callable[[Target, random.Random], s
     """Send a signal to the engine; the proof is another process in a later epoch."""
 
     def strike(target: Target, random: random.Random) -> str:
-        pid = target.until(lambda: target.engine_pid, "the engine has a process", EFFECT_WITHIN_S)
+        pid = target.until(lambda: target.engine_pid, "the engine has a process", PROVED_WITHIN_S)
         epoch = target.epoch()
         target.send(pid, number)
 
@@ -163,7 +150,7 @@ def strike_engine(number: signal.Signals) -> Callable[[Target, random.Random], s
             return now if now not in (None, pid) and target.epoch() > epoch else None
 
         try:
-            after = proved(target, newcomer, f"the engine is not pid {pid}, in a later epoch than {epoch}")
+            after = target.proved(newcomer, f"the engine is not pid {pid}, in a later epoch than {epoch}")
         except NoEffect:
             target.send(pid, signal.SIGCONT)  # the hang was not detected: let the other strikes go on
             raise

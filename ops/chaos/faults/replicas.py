@@ -27,14 +27,13 @@ from control.replicas import health
 from control.requests import Enqueue, dead_letters, drop_letter, enqueue
 from ops.chaos.errors import Harm, NoEffect
 from ops.chaos.faults.fault import Fault
-from ops.chaos.faults.processes import proved
 from ops.chaos.system.target import Target
 from ops.harness.client import Base, request
 
 # A prompt of this one token crashes the leader that feeds it, by sabotage.FRAIL.
 CRASHING_TOKEN = 11
 CRASHING_TOKENS = 512
-TOLD_WITHIN_S = 5.0
+CAUSE_WITHIN_S = 5.0
 """Limit until clients get the cause after the only replica of a model was given up."""
 START_WITHIN_S = 480.0
 REFUSALS = 5
@@ -56,7 +55,7 @@ def two_replicas(target: Target) -> Generator[list[str]]:
     try:
         rolled_out(target, "two replicas serve")
         names = [replica.replica for replica in target.overview().replicas]
-        proved(target, lambda: all(running(target, model, name) for name in names), "both replicas have requests")
+        target.proved(lambda: all(running(target, model, name) for name in names), "both replicas have requests")
         yield names
     finally:
         desired.scale(target.client, model, Scale(1, 1))
@@ -89,17 +88,19 @@ def crash_two_replicas(target: Target, random: random.Random) -> str:
         params = GenerationRequest(prompt=[CRASHING_TOKEN] * CRASHING_TOKENS, sampling=Sampling(max_tokens=4))
         crasher = Enqueue(rid=f"{random.getrandbits(128):032x}", model=model, params=params, tenant="chaos")
         run(target.client, enqueue(crasher))
-        letters = proved(target, lambda: run(target.client, dead_letters(model)), "the crasher is a dead letter")
+        letters = target.proved(lambda: run(target.client, dead_letters(model)), "the crasher is a dead letter")
         rolled_out(target, "both replicas serve again")
-        found = crashes(target, names) - before
+        poisoned = crashes(target, names) - before
     most = math.ceil(math.log2(rows)) + 2
-    proof = f"{len(found)} crashes of {len({name for name, _ in found})} replicas, at most {most} for {rows} requests"
+    proof = (
+        f"{len(poisoned)} crashes of {len({name for name, _ in poisoned})} replicas, at most {most} for {rows} requests"
+    )
     buried = [letter.rid for letter in run(target.client, dead_letters(model))]
     for letter in letters:
         run(target.client, drop_letter(model, letter))
-    if not found:
+    if not poisoned:
         raise NoEffect(f"the request {crasher.rid} crashed nothing")
-    if buried != [crasher.rid] or len(found) > most:
+    if buried != [crasher.rid] or len(poisoned) > most:
         raise Harm(f"{proof}; dead letters: {buried}, the crasher was {crasher.rid}")
     return proof
 
@@ -130,7 +131,7 @@ def lose(target: Target, model: str, replica: str, folder: Path) -> str:
         what = f"{model} {replica} is given up"
         detail = target.until(lambda: given_up(target, model, replica), what, START_WITHIN_S)
     if str(folder) not in detail:
-        raise Harm(f"{model} {replica} was given up because of its files in {folder}, and the reason told is: {detail}")
+        raise Harm(f"{model} {replica} was given up because of its files in {folder}, and the reason is: {detail}")
     return detail
 
 
@@ -168,10 +169,9 @@ def ask(url: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, s
     """Status and text of a whole answer or error."""
 
     async def whole() -> tuple[int, str]:
-        method = "GET" if body is None else "POST"
         async with (
             asyncio.timeout(ANSWER_WITHIN_S),
-            request(Base.of(url), method, path, body=body or b"") as response,
+            request(Base.of(url), "GET" if body is None else "POST", path, body=body or b"") as response,
         ):
             return response.status, (await response.read()).decode()
 
@@ -200,18 +200,18 @@ def give_up_the_sole_one(target: Target, folder: Path) -> str:
         clients = [Client(target.urls[0], path, body) for path, body in bodies()]
         for client in clients:
             client.start()
-        proved(target, lambda: running(target, SOLE, "r0") == len(clients), f"{SOLE} runs {len(clients)} requests")
+        target.proved(lambda: running(target, SOLE, "r0") == len(clients), f"{SOLE} runs {len(clients)} requests")
         cause = lose(target, SOLE, "r0", folder)
-        told = time.monotonic()
+        given_up_at = time.monotonic()
         target.until(lambda: all(client.ended for client in clients), f"clients of {SOLE} have the cause", 60.0)
-        late = max(client.ended for client in clients) - told
+        late = max(client.ended for client in clients) - given_up_at
         wrong = [client.text[-300:] for client in clients if str(folder) not in client.text]
         refusals = [ask(target.urls[0], *bodies()[1])]
         while refusals[-1][0] != 503 and len(refusals) < REFUSALS:  # an API process looks at the farm once a second
             refusals.append(ask(target.urls[0], *bodies()[1]))
         wrong += [text for _, text in refusals if str(folder) not in text]
-        if late > TOLD_WITHIN_S or wrong or refusals[-1][0] != 503:
-            raise Harm(f"after {cause!r} the last client was told after {late:.1f} s; {wrong}; then {refusals[-1]}")
+        if late > CAUSE_WITHIN_S or wrong or refusals[-1][0] != 503:
+            raise Harm(f"after {cause!r} the last client knew after {late:.1f} s; {wrong}; then {refusals[-1]}")
     finally:
         unload(target, spec)
     return f"the sole replica's {len(clients)} clients had the cause {max(0.0, late):.1f} s after it was given up"
@@ -219,7 +219,7 @@ def give_up_the_sole_one(target: Target, folder: Path) -> str:
 
 def unload(target: Target, spec: ModelSpec) -> None:
     desired.unload(target.client, spec.name)
-    proved(target, lambda: catalog.get_spec(target.client, spec.name) is None, f"{spec.name} is unloaded")
+    target.proved(lambda: catalog.get_spec(target.client, spec.name) is None, f"{spec.name} is unloaded")
 
 
 def give_up(target: Target, random: random.Random) -> str:
@@ -227,13 +227,12 @@ def give_up(target: Target, random: random.Random) -> str:
     model = target.spec.name
     folder = Path(target.spec.source)
     with two_replicas(target) as names:
-        left = running(target, model, names[-1])
+        count = running(target, model, names[-1])
         other = names[0]
         lose(target, model, names[-1], folder)
-        proved(target, lambda: not running(target, model, names[-1]), f"{other} has the requests of {names[-1]}")
-    return (
-        f"{names[-1]} was given up with {left} requests; {give_up_the_sole_one(target, folder.with_name('sole-model'))}"
-    )
+        target.proved(lambda: not running(target, model, names[-1]), f"{other} has the requests of {names[-1]}")
+    sole = give_up_the_sole_one(target, folder.with_name("sole-model"))
+    return f"{names[-1]} was given up with {count} requests; {sole}"
 
 
 FAULTS: dict[str, Fault] = {"crash-two-replicas": crash_two_replicas, "given-up": give_up}

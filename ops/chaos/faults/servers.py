@@ -61,12 +61,12 @@ def kill(target: Target, random: random.Random) -> str:
     target.rest(away)
     server.start()
     with operator(target) as client:
-        kept = client.get(MARK)
+        mark = client.get(MARK)
         persistent = client.info("persistence")["aof_enabled"]
         if server.run_id() == before or not persistent:
             raise NoEffect(f"run id {before} -> {server.run_id()}, append-only file: {persistent}")
     # Under appendfsync everysec a slow disk holds acknowledged writes back, and a killed server has lost them.
-    newest = "" if kept == before else " but for the newest writes"
+    newest = "" if mark == before else " but for the newest writes"
     return f"run id {before[:8]} -> {server.run_id()[:8]}, away for {away:g} s, its data kept{newest}"
 
 
@@ -157,11 +157,8 @@ def refusing(target: Target, word: str, random: random.Random) -> Generator[Call
                     raise NoEffect(f"a write was refused for another reason: {error}") from error
             else:
                 raise NoEffect("a write was accepted")
-            try:
-                what = f"the farm's writes are refused with {word}"
-                target.until(lambda: refusals(client, word) > before + 1, what, REFUSED_WITHIN_S)
-            except ChaosError as error:
-                raise NoEffect(str(error)) from error
+            what = f"the farm's writes are refused with {word}"
+            target.proved(lambda: refusals(client, word) > before + 1, what, REFUSED_WITHIN_S)
             return f"{refusals(client, word) - before} commands refused with {word}"
 
         yield proof

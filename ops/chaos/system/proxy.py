@@ -72,14 +72,14 @@ class Proxy:
     def start(self) -> str:
         """Listen on a free port; returns the URL for everybody who shall be led through here."""
         self._thread.start()
-        self._in_loop(self._listen)
+        self._run(self._listen())
         return self.url
 
     def stop(self) -> None:
         """Cut everything and end the thread. Harmless when it is not running."""
         if not self._thread.is_alive():
             return
-        self._in_loop(self._close)
+        self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_ANSWER_WITHIN_S)
         self._loop.close()
@@ -89,7 +89,7 @@ class Proxy:
     def cut(self, chosen: Callable[[], bool] = lambda: True) -> int:
         """Reset every open connection for which `chosen()`; how many they were. Nothing hinders them to come back."""
 
-        async def strike() -> int:
+        def strike() -> int:
             links = [link for link in self._links if link.alive and chosen()]
             for link in links:
                 link.cut()
@@ -103,34 +103,21 @@ class Proxy:
 
         After it the connection is reset ("cut"), or says nothing any more until the client's time-out ("silence").
         """
-
-        async def arm() -> None:
-            self.to_drop = times
-            self.drop_ending = ending
-
-        self._in_loop(arm)
+        self._arm(to_drop=times, drop_ending=ending)
 
     def split_replies(self, times: int) -> None:
         """Deliver only the first half of the next `times` answers to scripts, then reset the connection."""
-
-        async def arm() -> None:
-            self.to_split = times
-
-        self._in_loop(arm)
+        self._arm(to_split=times)
 
     def delay(self, seconds: float) -> None:
         """From now on every chunk is late by so much, in both directions; 0 ends it."""
-
-        async def arm() -> None:
-            self.delay_s = seconds
-
-        self._in_loop(arm)
+        self._arm(delay_s=seconds)
 
     def black_hole(self, chosen: Callable[[], bool] = lambda: True, *, newcomers: bool = True) -> int:
         """Silence without a reset: open connections for which `chosen()` never carry a byte again, and while it lasts
         new ones neither (`newcomers`). Returns how many were open."""
 
-        async def strike() -> int:
+        def strike() -> int:
             self.black = newcomers
             links = [link for link in self._links if link.alive and chosen()]
             for link in links:
@@ -141,14 +128,10 @@ class Proxy:
 
     def heal(self) -> None:
         """End what lasts. Connections that fell into a black hole stay there, as after a router forgot them."""
+        self._arm(black=False, delay_s=0.0, to_drop=0, to_split=0)
 
-        async def disarm() -> None:
-            self.black = False
-            self.delay_s = 0.0
-            self.to_drop = 0
-            self.to_split = 0
-
-        self._in_loop(disarm)
+    def _arm(self, **faults: Any) -> None:
+        self._in_loop(lambda: self.__dict__.update(faults))
 
     # --- inside the thread ------------------------------------------------------------------------------------------
 
@@ -180,8 +163,14 @@ class Proxy:
             link.cut()
         await asyncio.sleep(0)  # closed transports say so in the next turn
 
-    def _in_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return asyncio.run_coroutine_threadsafe(work(), self._loop).result(_ANSWER_WITHIN_S)
+    def _in_loop(self, work: Callable[[], T]) -> T:
+        async def turn() -> T:
+            return work()
+
+        return self._run(turn())
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_ANSWER_WITHIN_S)
 
 
 # --- one connection ---------------------------------------------------------------------------------------------------
@@ -202,7 +191,7 @@ class End(asyncio.Protocol):
         for chunk in self._waiting:
             self.transport.write(chunk)
         self._waiting.clear()
-        self._link.made(self)
+        self._link.connected(self)
 
     def data_received(self, data: bytes) -> None:
         self._link.received(self, data)
@@ -257,7 +246,7 @@ class Link:
         self.client, self.server = End(self), End(self)
         self.client.other, self.server.other = self.server, self.client
         self._silent = proxy.black
-        self._asked_script = False
+        self._script_sent = False
         self._connecting: asyncio.Task[None] | None = None
         self.open = True
 
@@ -266,7 +255,7 @@ class Link:
         """True if bytes pass."""
         return self.open and not self._silent
 
-    def made(self, end: End) -> None:
+    def connected(self, end: End) -> None:
         """The client is there: go on to the server, unless all of this is to lead nowhere."""
         if end is self.client and not self._silent:
             self._connecting = asyncio.create_task(self._reach())
@@ -280,11 +269,11 @@ class Link:
             self.cut()
 
     def received(self, end: End, data: bytes) -> None:
-        """Forward, or do what a fault asks."""
+        """Forward, or do what a fault wants."""
         if self._silent:
             self._proxy.counts.swallowed += len(data)
         elif end is self.client:
-            self._asked_script = self._asked_script or b"EVAL" in data
+            self._script_sent = self._script_sent or b"EVAL" in data
             self._forward(self.server, data)
         else:
             self._answer(data)
@@ -292,8 +281,8 @@ class Link:
     def _answer(self, data: bytes) -> None:
         proxy = self._proxy
         # An error may mean that nothing was executed; only an answer to a script counts as a loss.
-        executed = self._asked_script and not data.startswith(b"-")
-        self._asked_script = False
+        executed = self._script_sent and not data.startswith(b"-")
+        self._script_sent = False
         if executed and proxy.to_drop > 0:
             proxy.to_drop -= 1
             proxy.counts.dropped += 1

@@ -166,13 +166,13 @@ class ServerProcess(Node):
 
 def free_ports(count: int, bus: bool = False) -> list[int]:
     """Ports that nobody listens on; with `bus` the ones that a Cluster's nodes take beside them are free too."""
-    found: list[int] = []
-    while len(found) < count:
+    ports: list[int] = []
+    while len(ports) < count:
         # Below the ports that Linux gives to connections, also with the bus: one of those may come between.
         port = random.SystemRandom().randrange(10_000, 22_000)
-        if port not in found and _free(port) and (not bus or _free(port + _BUS)):
-            found.append(port)
-    return found
+        if port not in ports and _free(port) and (not bus or _free(port + _BUS)):
+            ports.append(port)
+    return ports
 
 
 def _free(port: int) -> bool:

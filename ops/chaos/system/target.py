@@ -23,7 +23,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import connect, run
 from control.replicas import health
 from control.replicas.health import Beat, Overview, Poison
-from ops.chaos.errors import ChaosError
+from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.system.proxy import Proxy
 from ops.chaos.system.servers import ServerProcess
 from ops.chaos.system.topologies import ClusterTopology, SentinelTopology, cluster, sentinel
@@ -35,6 +35,8 @@ from ops.local.supervisor import Part, Supervisor
 TICK_S = 0.01
 WHOLE_WITHIN_S = 240.0
 EFFECT_WITHIN_S = 30.0
+PROVED_WITHIN_S = 180.0
+"""A rank that must start anew imports for seconds, on a machine that is far too busy for a minute."""
 
 T = TypeVar("T")
 
@@ -77,6 +79,15 @@ class View:
             return until(attempt, what, seconds, tick)
         except NotInTime as error:
             raise ChaosError(str(error)) from error
+
+    def proved(
+        self, condition: Callable[[], T | None], what: str, seconds: float = PROVED_WITHIN_S, tick: float = TICK_S
+    ) -> T:
+        """Wait for the proof of an effect: as `until`, but raises NoEffect."""
+        try:
+            return self.until(condition, what, seconds, tick)
+        except ChaosError as error:
+            raise NoEffect(str(error)) from error
 
     def rest(self, seconds: float) -> None:
         """Let the farm run on for a while."""
@@ -217,13 +228,13 @@ class Target(View):
         """The living processes of the host's supervisor, by name. A process that was just started has no name yet."""
         if self._worker.process is None:
             return {}
-        found: dict[str, int] = {}
+        children: dict[str, int] = {}
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self._worker.process.pid).children():
                 with suppress(psutil.NoSuchProcess):  # it ended while it was looked at
                     if child.status() != psutil.STATUS_ZOMBIE:
-                        found[child.name()] = child.pid
-        return found
+                        children[child.name()] = child.pid
+        return children
 
     @property
     def engine_pid(self) -> int | None:

@@ -87,8 +87,8 @@ class SentinelTopology:
             node.ask("CONFIG", "SET", "masterauth", PASSWORD)
         others = [node for node in self.data if node is not primary]
         until(lambda: all(map(_follows, others)), "every replica follows the primary")
-        known = (len(others), len(self.sentinels))
-        until(lambda: all(_knows(sentinel, *known) for sentinel in self.sentinels), "the Sentinels know all servers")
+        counts = (len(others), len(self.sentinels))
+        until(lambda: all(_knows(sentinel, *counts) for sentinel in self.sentinels), "the Sentinels know all servers")
 
 
 @contextmanager
@@ -232,8 +232,8 @@ def _form(topology: ClusterTopology) -> None:
     bounds = [REDIS_CLUSTER_HASH_SLOTS * shard // shards for shard in range(shards + 1)]
     for node, first, end in zip(nodes, bounds, bounds[1:], strict=False):
         node.ask("CLUSTER", "ADDSLOTS", *range(first, end))
-    known = f"cluster_known_nodes:{len(nodes)}"
-    until(lambda: all(known in node.ask("CLUSTER", "INFO") for node in nodes), "every node knows the others")
+    count = f"cluster_known_nodes:{len(nodes)}"
+    until(lambda: all(count in node.ask("CLUSTER", "INFO") for node in nodes), "every node knows the others")
     for index, replica in enumerate(nodes[shards:]):
         of = nodes[index % shards].ask("CLUSTER", "MYID")
         until(lambda replica=replica, of=of: of in replica.ask("CLUSTER", "NODES"), "the replica knows its primary")

@@ -187,9 +187,9 @@ def check_certificate(place: tuple[str, int], trusted: ssl.SSLContext, checks: C
     now = datetime.now(UTC)
     ends = certificate.not_valid_after_utc
     begins = certificate.not_valid_before_utc
-    left = ends - now
+    validity = ends - now
     renew = "Renew the certificate of the server, and restart or reload the server."
-    if left < timedelta(0):
+    if validity < timedelta(0):
         checks.error("certificate", f"it expired on {ends:%Y-%m-%d}: clients refuse it", renew)
     elif begins > now:
         remedy = "Correct the clock of this host or of the server, or wait."
@@ -200,10 +200,10 @@ def check_certificate(place: tuple[str, int], trusted: ssl.SSLContext, checks: C
             "the authority's file: `?ssl_ca_certs=FILE` at the end of a Redis URL, SSL_CERT_FILE for others."
         )
         checks.error("certificate", f"this host does not trust it: {refused}", remedy)
-    elif left < SOON:
-        checks.warning("certificate", f"it expires on {ends:%Y-%m-%d}, in {left.days} days", renew)
+    elif validity < SOON:
+        checks.warning("certificate", f"it expires on {ends:%Y-%m-%d}, in {validity.days} days", renew)
     else:
-        checks.ok("certificate", f"valid for {left.days} days")
+        checks.ok("certificate", f"valid for {validity.days} days")
 
 
 def _certificate(place: tuple[str, int]) -> x509.Certificate:

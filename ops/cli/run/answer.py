@@ -100,8 +100,8 @@ class Answer:
                 return
             if event.data.startswith(b"{"):
                 self._take(json.loads(event.data))
-            elif found := POSITION.fullmatch(event.raw):
-                self._pieces.put(Piece("", position=int(found[1]), wait_ms=None if found[2] is None else int(found[2])))
+            elif place := POSITION.fullmatch(event.raw):
+                self._pieces.put(Piece("", position=int(place[1]), wait_ms=None if place[2] is None else int(place[2])))
         if not self.finish and not self.error:
             self.error = "The stream ended before the answer did."
 

@@ -122,12 +122,12 @@ SAMPLING = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.05}
 """llama.cpp's, for a model without sampling defaults: OpenAI's temperature of 1 is too high for small models."""
 
 
-def begin(served: Served, system: str = "", given: dict[str, Any] | None = None) -> Conversation:
+def begin(served: Served, system: str = "", assigned: dict[str, Any] | None = None) -> Conversation:
     """An empty conversation with the settings that were given. Raises SettingsError for a system prompt in vain."""
     if system and not served.chat:
         raise SettingsError(f"{served.name} has no chat template, so it takes no system prompt.")
     defaults = ({} if served.sampling else SAMPLING) | ({} if served.chat else {"max_tokens": COMPLETION_TOKENS})
-    return Conversation(model=served.name, chat=served.chat, system=system, settings=defaults | (given or {}))
+    return Conversation(model=served.name, chat=served.chat, system=system, settings=defaults | (assigned or {}))
 
 
 def talk(api: Api, served: Served, conversation: Conversation, terminal: Terminal) -> None:

@@ -22,8 +22,8 @@ from control.operations.spec import build_spec
 from control.records import catalog
 from control.settings import redis_reference, redis_url_from_environment
 from ops.cli.options import model_options
-from ops.cli.run import settings
 from ops.cli.run.chat import answer_once, begin, interactive, talk, terminal
+from ops.cli.run.conversation import read_setting
 from ops.cli.run.own_farm import OwnFarm
 from ops.cli.run.served import Api, HttpFarm, RedisFarm, Served, wait_until_served
 from ops.cli.tables import echo_line
@@ -68,7 +68,7 @@ def run(
     """
     if url is not None and redis_url is not None:
         raise click.UsageError("give --url or --redis, not both")
-    given = _settings(assigned)
+    parameters = _settings(assigned)
     os.environ.update(engine_environment(**{name: options.pop(name) for name in ENGINE_OPTIONS}))
     spec = build_spec(model, demo=MODEL_DIR, **options)
     one_answer = prompt is not None or not interactive()
@@ -82,7 +82,7 @@ def run(
                 if url
                 else _by_redis(redis_url, verbose, spec, model, stack)
             )
-            conversation = begin(served, system, given)
+            conversation = begin(served, system, parameters)
             if one_answer:
                 answer_once(api, conversation, text)
             else:
@@ -128,8 +128,8 @@ def _serving_here(spec: ModelSpec) -> str | None:
     """The folder of the `furrow serve` of this machine that has the model; None where none has."""
     for folder in local_farms(of_serve=True):
         with suppress(FurrowError), connect_to_farm(str(folder)) as client:
-            known = catalog.get_spec(client, spec.name)
-            if known is not None and known.source == spec.source and not known.unload:
+            current = catalog.get_spec(client, spec.name)
+            if current is not None and current.source == spec.source and not current.unload:
                 _say(f"answered by the `furrow serve` that runs here ({folder.name})")
                 return str(folder)
     return None
@@ -146,8 +146,8 @@ def _withdrawn_if_it_fails(farm: RedisFarm | HttpFarm | None, spec: ModelSpec) -
         try:
             farm.withdraw(spec.name)
         except FurrowError as failed:
-            left = f"It is still on the farm ({failed}): `furrow models unload {spec.name}` removes it."
-            raise FurrowError(f"'{spec.name}' can't be loaded: {error.detail}. {left}") from None
+            remedy = f"It is still on the farm ({failed}): `furrow models unload {spec.name}` removes it."
+            raise FurrowError(f"'{spec.name}' can't be loaded: {error.detail}. {remedy}") from None
         raise FurrowError(f"'{spec.name}' can't be loaded, and is unloaded again: {error.detail}") from None
 
 
@@ -162,13 +162,13 @@ def _stays(spec: ModelSpec, farm: RedisFarm | HttpFarm) -> str:
 
 def _settings(assigned: tuple[str, ...]) -> dict[str, Any]:
     """Raises SettingsError naming the parameter."""
-    given: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for one in assigned:
         name, separator, value = one.partition("=")
         if not separator:
             raise SettingsError(f"--set {one}: write NAME=VALUE, such as temperature=0")
-        given[name.strip()] = settings.read(name.strip(), value.strip())
-    return given
+        parameters[name.strip()] = read_setting(name.strip(), value.strip())
+    return parameters
 
 
 def _key(file: Path | None) -> str:

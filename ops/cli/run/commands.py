@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from control.errors import SettingsError
-from ops.cli.run import settings
 from ops.cli.run.answer import Figures
-from ops.cli.run.conversation import Conversation
+from ops.cli.run.conversation import NAMES, Conversation, check_setting, read_setting
 from ops.cli.run.served import Served
 
 DEFAULT = "default"
@@ -65,16 +64,16 @@ class Commands:
         """Change a parameter, or show one or all."""
         name, _, text = rest.partition(" ")
         text = text.strip()
-        given = self.conversation.settings
+        assigned = self.conversation.settings
         if not name:
-            return "\n".join(f"  {one}: {_shown(given, one)}" for one in settings.NAMES)
-        if name not in settings.NAMES:
-            settings.check(name, None)
+            return "\n".join(f"  {one}: {_shown(assigned, one)}" for one in NAMES)
+        if name not in NAMES:
+            check_setting(name, None)
         if text == DEFAULT:
-            given.pop(name, None)
+            assigned.pop(name, None)
         elif text:
-            given[name] = settings.read(name, text)
-        return f"  {name}: {_shown(given, name)}"
+            assigned[name] = read_setting(name, text)
+        return f"  {name}: {_shown(assigned, name)}"
 
     def system(self, rest: str) -> str:
         """Change the system prompt, or show it."""
@@ -87,14 +86,14 @@ class Commands:
     def show(self, rest: str) -> str:
         """Describe the model and the conversation."""
         one = self.conversation
-        given = ", ".join(f"{name} {json.dumps(value)}" for name, value in one.settings.items())
+        assigned = ", ".join(f"{name} {json.dumps(value)}" for name, value in one.settings.items())
         lines = [
             f"  model: {self.served.name}"
             + ("" if self.served.chat else " (no chat template: it continues each text)"),
             f"  context: {self.served.context or 'unknown'} tokens",
             f"  API: {self.address}",
             f"  system: {one.system or 'none'}",
-            f"  settings: {given or 'those of the model'}",
+            f"  settings: {assigned or 'those of the model'}",
             f"  messages: {len(one.messages)}",
         ]
         return "\n".join(lines)
@@ -118,9 +117,9 @@ class Commands:
 
     def show_stats(self, rest: str) -> str:
         """Counts of the conversation and of the latest answer."""
-        found = self.stats
-        lines = [f"  answers: {found.answers}, of {found.prompt_tokens} prompt tokens and {found.tokens} tokens"]
-        return "\n".join([*lines, f"  latest: {in_words(found.last)}"] if found.answers else lines)
+        stats = self.stats
+        lines = [f"  answers: {stats.answers}, of {stats.prompt_tokens} prompt tokens and {stats.tokens} tokens"]
+        return "\n".join([*lines, f"  latest: {in_words(stats.last)}"] if stats.answers else lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +148,8 @@ def in_words(figures: Figures) -> str:
     return f"{figures.tokens} {word}{rate}, first after {figures.first_s:.2f} s"
 
 
-def _shown(given: dict[str, object], name: str) -> str:
-    return json.dumps(given[name], ensure_ascii=False) if name in given else DEFAULT
+def _shown(assigned: dict[str, object], name: str) -> str:
+    return json.dumps(assigned[name], ensure_ascii=False) if name in assigned else DEFAULT
 
 
 def _path(rest: str, usage: str) -> Path:

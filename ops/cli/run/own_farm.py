@@ -95,8 +95,8 @@ class OwnFarm:
         """Raises FurrowError, with the end of the log, where a process ends again and again."""
         if self._ends >= MOST_ENDS:
             lines = [] if self._verbose else (self._folder / "log").read_text(errors="replace").splitlines()
-            told = "".join(f"\n  {line}" for line in lines[-_LAST_LINES:])
-            raise FurrowError(f"a process that this command started ended {self._ends} times.{told}")
+            last_words = "".join(f"\n  {line}" for line in lines[-_LAST_LINES:])
+            raise FurrowError(f"a process that this command started ended {self._ends} times.{last_words}")
 
     def _supervise(self) -> None:
         """Start, restart and stop the processes in one thread: on Linux a child dies with its thread."""

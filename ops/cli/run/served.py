@@ -149,13 +149,13 @@ class RedisFarm:
     def desire(self, spec: ModelSpec, model: str) -> bool:
         """Load the model, which the user named as `model`, unless the farm has it; True if it was loaded. A model that
         the farm has keeps its specification. Raises FurrowError, also for a known model that failed."""
-        known = catalog.get_spec(self._client, spec.name)
-        if known is not None and known.source != spec.source and model != spec.name:
+        current = catalog.get_spec(self._client, spec.name)
+        if current is not None and current.source != spec.source and model != spec.name:
             raise SettingsError(
-                f"the farm has another model named '{spec.name}', from {known.source}; give this one another --name"
+                f"the farm has another model named '{spec.name}', from {current.source}; give this one another --name"
             )
-        if known is not None:
-            desired.check_stays(known)
+        if current is not None:
+            desired.check_stays(current)
             self.stage(spec.name)
             return False
         return desired.load(self._client, spec, None).changed
@@ -246,11 +246,13 @@ class HttpFarm:
         if not self._operator:
             return None
         try:
-            found = msgspec.convert(self._api.ask("GET", "/farm/models")["data"], list[health.Overview], strict=False)
+            overviews = msgspec.convert(
+                self._api.ask("GET", "/farm/models")["data"], list[health.Overview], strict=False
+            )
         except (ApiRefused, msgspec.ValidationError, KeyError):
             self._operator = False
             return None
-        return next((stage_of(one) for one in found if one.model == model), None)
+        return next((stage_of(one) for one in overviews if one.model == model), None)
 
 
 _LOADED = (

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 import anthropic
 import pydantic
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, check, main, undisturbed
-from tool_loops import messages_loop
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, check, main, messages_loop, refused, undisturbed
 
 client = anthropic.Anthropic(base_url=BASE_URL.removesuffix("/v1"), api_key=KEY, max_retries=0, timeout=60)
 GREEDY = {"temperature": 0}
@@ -56,16 +55,10 @@ def stop() -> None:
 
 @check("errors as the client's exceptions")
 def errors() -> None:
-    try:
-        ask(model="no-such-model")
-        raise AssertionError("a model that is not there answered")
-    except anthropic.NotFoundError as error:
-        assert error.body["error"]["type"] == "not_found_error"  # type: ignore[index]
-    try:
-        ask(messages=[])
-        raise AssertionError("no messages were taken")
-    except anthropic.BadRequestError as error:
-        assert error.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+    error = refused(anthropic.NotFoundError, lambda: ask(model="no-such-model"))
+    assert error.body["error"]["type"] == "not_found_error"
+    error = refused(anthropic.BadRequestError, lambda: ask(messages=[]))
+    assert error.body["error"]["type"] == "invalid_request_error"
 
 
 @check("a required tool and its result")
@@ -90,12 +83,12 @@ def structured() -> None:
 
 @check("the tool runner")
 def runner() -> None:
-    asked: list[str] = []
+    cities: list[str] = []
 
     @anthropic.beta_tool
     def get_weather(city: str) -> str:
         """The weather in a city."""
-        asked.append(city)
+        cities.append(city)
         return "sunny"
 
     question: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -103,7 +96,7 @@ def runner() -> None:
         model=MODEL, messages=question, max_tokens=200, tools=[get_weather], extra_body=GREEDY
     )
     assert [turn.stop_reason for turn in turns] == ["tool_use", "end_turn"]
-    assert asked == ["Paris"]
+    assert cities == ["Paris"]
 
 
 @check(LOOP)

@@ -16,6 +16,8 @@ from typing import Any
 BASE_URL = os.environ["COMPAT_BASE_URL"]
 MODEL = os.environ["COMPAT_MODEL"]
 KEY = os.environ["COMPAT_KEY"]
+CLIENT = os.environ["COMPAT_CLIENT"]
+"""The name of the client, for a script that drives several."""
 SAMPLES = os.environ.get("COMPAT_SAMPLES", "")
 FAULT_URL = os.environ.get("COMPAT_FAULT_URL", "")
 """A POST to its /pause stops the leader for 0.6 s, to its /kill kills it; empty where the run can't do that."""
@@ -125,6 +127,88 @@ def order(**what: Any) -> str:
     return f"[order:{base64.b64encode(json.dumps(what).encode()).decode()}]"
 
 
+def refused(kind: type[Exception], call: Callable[[], Any]) -> Any:
+    """The exception of that kind that `call` raises. Raises AssertionError where it returns instead."""
+    try:
+        answer = call()
+    except kind as error:
+        return error
+    raise AssertionError(f"it was not refused: {answer}")
+
+
+# --- tool loops of two turns ------------------------------------------------------------------------------------------
+
+RESULT = "sunny"
+Turn = tuple[list[Any], list[Any], Any]
+"""What is sent back of an answer as the client made it, the results of its calls, and its text."""
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def tool_loop(ask: Callable[[list[Any]], Turn], user: Callable[[str], Any] = user) -> None:
+    """`ask` sends the messages so far. Raises AssertionError where no tool is ever called, or a turn has no text."""
+    messages: list[Any] = []
+    called = False
+    for text in TURNS:
+        messages.append(user(text))
+        for _ in range(ROUNDS):
+            answer, results, said = ask(messages)
+            messages += [*answer, *results]
+            if not results:
+                break
+            called = True
+        assert said and not results, messages
+    assert called, messages
+
+
+def chat_loop(ask: Callable[[list[Any]], Any]) -> None:
+    """`ask` sends a chat's messages and returns the answer's."""
+
+    def turn(messages: list[Any]) -> Turn:
+        message = ask(messages)
+        calls = message.tool_calls or []
+        results = [{"role": "tool", "tool_call_id": call.id, "content": RESULT} for call in calls]
+        return [message], results, message.content
+
+    tool_loop(turn)
+
+
+def messages_loop(ask: Callable[[list[Any]], Any]) -> None:
+    """`ask` sends the messages of Anthropic's client and returns its answer."""
+
+    def turn(messages: list[Any]) -> Turn:
+        content = ask(messages).content
+        calls = [block.id for block in content if block.type == "tool_use"]
+        results = [{"type": "tool_result", "tool_use_id": identity, "content": RESULT} for identity in calls]
+        message = {"role": "assistant", "content": content}
+        return [message], [{"role": "user", "content": results}] if calls else [], calls or content[-1].text
+
+    tool_loop(turn)
+
+
+def langchain_loop(model: Any) -> None:
+    """With a chat model of LangChain."""
+    from langchain_core.messages import HumanMessage, ToolMessage  # only here: other clients don't have it
+
+    def get_weather(city: str) -> str:
+        """The weather in a city."""
+        return RESULT
+
+    able = model.bind_tools([get_weather])
+
+    def turn(messages: list[Any]) -> Turn:
+        answer = able.invoke(messages)
+        results = [ToolMessage(get_weather(**call["args"]), tool_call_id=call["id"]) for call in answer.tool_calls]
+        return [answer], results, answer.content
+
+    tool_loop(turn, HumanMessage)
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
 def tell(title: str, ok: bool, detail: str = "") -> None:
     print(json.dumps({"check": title, "ok": ok, "detail": detail}), flush=True)
 
@@ -134,9 +218,9 @@ def main() -> None:
     chosen = {f"{FORM}: {title}": check for title, check in _checks.items() if title.endswith(ORDERED)}
     for title, function in (chosen if FORM else _checks).items():
         try:
-            found = function()
-            if inspect.iscoroutine(found):
-                asyncio.run(found)
+            step = function()
+            if inspect.iscoroutine(step):
+                asyncio.run(step)
             tell(title, True)
         except Exception as error:
             line = next(

@@ -54,14 +54,14 @@ def turns() -> None:
 
     client = instructor.from_openai(openai.OpenAI(base_url=BASE_URL, api_key=KEY))
     said: Any = [{"role": "user", "content": TURNS[0]}]
-    found, answer = client.chat.completions.create_with_completion(model=MODEL, messages=said, response_model=City)
+    place, answer = client.chat.completions.create_with_completion(model=MODEL, messages=said, response_model=City)
     [call] = answer.choices[0].message.tool_calls
     said += [
         answer.choices[0].message.model_dump(),
         {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
     ]
     said.append({"role": "user", "content": "What is the weather in Oslo?"})
-    assert found.city and client.chat.completions.create(model=MODEL, messages=said, response_model=City).city
+    assert place.city and client.chat.completions.create(model=MODEL, messages=said, response_model=City).city
 
 
 def story() -> str:

@@ -10,12 +10,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, check, main, tell, undisturbed
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, check, langchain_loop, main, tell, undisturbed
 from langchain_openai import ChatOpenAI
-from tool_loops import langchain_loop
 
 
-class Told:
+class Reports:
     """Hears how each test ended."""
 
     def __init__(self) -> None:
@@ -29,7 +28,7 @@ class Told:
         self.lines.append((title, report.passed, words[-1][:300] if words else ""))
 
 
-told = Told()
+reports = Reports()
 # None of the configuration that a project around this file may have.
 options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "--asyncio-mode=auto", "-c", os.devnull]
 JSON = "(structured or json_mode)"
@@ -39,10 +38,10 @@ for scope in ("fixture", "test"):
     options += ["-o", f"asyncio_default_{scope}_loop_scope=session"]
 printed = io.StringIO()
 with redirect_stdout(printed):
-    pytest.main([str(Path(__file__).with_name("langchain_standard.py")), *options], plugins=[told])
-for title, ok, detail in told.lines:
+    pytest.main([str(Path(__file__).with_name("langchain_standard.py")), *options], plugins=[reports])
+for title, ok, detail in reports.lines:
     tell(title, ok, detail)
-if not told.lines:
+if not reports.lines:
     raise SystemExit(printed.getvalue()[-1500:])
 
 

@@ -18,8 +18,7 @@ from typing import Any
 
 import anthropic
 import openai
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, TURNS, check, main, undisturbed
-from tool_loops import chat_loop, messages_loop
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, TURNS, chat_loop, check, main, messages_loop, refused, undisturbed
 
 PARAMETERS: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 SECRET = f"sk-{secrets.token_hex(32)}"
@@ -101,11 +100,9 @@ with proxy() as url:
 
     @check("errors with the server's message")
     def errors() -> None:
-        try:
-            client.chat.completions.create(model="farm", messages=[{"role": "user", "content": ""}], temperature=3)
-            raise AssertionError("temperature 3 was taken")
-        except openai.BadRequestError as error:
-            assert "temperature" in str(error)
+        wrong: Any = {"model": "farm", "messages": [{"role": "user", "content": ""}], "temperature": 6}
+        error = refused(openai.BadRequestError, lambda: client.chat.completions.create(**wrong))
+        assert "temperature" in str(error)
 
     @undisturbed()
     def texts() -> Iterator[str]:

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import litellm
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, check, main, terse, undisturbed
-from tool_loops import chat_loop
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, chat_loop, check, main, refused, terse, undisturbed
 
 ASK = [{"role": "user", "content": "What is a poisoned replica?"}]
 WHERE: Any = {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": KEY, "num_retries": 0, "temperature": 0}
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
 
 
 @check("a chat, whole and streamed")
@@ -37,23 +38,14 @@ def completion() -> None:
 
 @check("errors as litellm's exceptions")
 def errors() -> None:
-    try:
-        litellm.completion(messages=ASK, **(WHERE | {"model": "openai/no-such-model"}))
-        raise AssertionError("a model that is not there answered")
-    except litellm.NotFoundError:
-        pass
-    try:
-        litellm.completion(messages=ASK, **(WHERE | {"temperature": 3}))
-        raise AssertionError("temperature 3 was taken")
-    except litellm.BadRequestError:
-        pass
+    wrong: Any = {"model": "openai/no-such-model"}
+    refused(litellm.NotFoundError, lambda: litellm.completion(messages=ASK, **(WHERE | wrong)))
+    refused(litellm.BadRequestError, lambda: litellm.completion(messages=ASK, **(WHERE | {"temperature": 6})))
 
 
 @check("a required tool")
 def tools() -> None:
-    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    weather = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
-    answer = litellm.completion(messages=ASK, tools=[weather], tool_choice="required", max_tokens=200, **WHERE)
+    answer = litellm.completion(messages=ASK, tools=[WEATHER], tool_choice="required", max_tokens=200, **WHERE)
     [call] = answer.choices[0].message.tool_calls
     assert "city" in json.loads(call.function.arguments)
 
@@ -61,10 +53,8 @@ def tools() -> None:
 @check(LOOP)
 def loop() -> None:
     """The answers are sent back as litellm made them, with the fields that it adds."""
-    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    weather = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
     where = {key: WHERE[key] for key in ("model", "api_base", "api_key")}
-    chat_loop(lambda said: litellm.completion(messages=said, tools=[weather], **where).choices[0].message)
+    chat_loop(lambda said: litellm.completion(messages=said, tools=[WEATHER], **where).choices[0].message)
 
 
 @check("structured output by a JSON schema")

@@ -19,8 +19,8 @@ class Answer(BaseModel):
 
 
 def llm(**fields: object) -> OpenAILike:
-    given = {"is_chat_model": True, "max_tokens": 24, "temperature": 0.0, "max_retries": 0} | fields
-    return OpenAILike(model=MODEL, api_base=BASE_URL, api_key=KEY, context_window=8192, **given)
+    settings = {"is_chat_model": True, "max_tokens": 24, "temperature": 0.0, "max_retries": 0} | fields
+    return OpenAILike(model=MODEL, api_base=BASE_URL, api_key=KEY, context_window=8192, **settings)
 
 
 @check("a chat, whole and streamed")
@@ -45,11 +45,11 @@ async def asynchronous() -> None:
 @check(LOOP)
 async def loop() -> None:
     """An agent's workflow, with the context of its first turn."""
-    asked: list[str] = []
+    cities: list[str] = []
 
     def get_weather(city: str) -> str:
         """The weather in a city."""
-        asked.append(city)
+        cities.append(city)
         return "sunny"
 
     able = OpenAILike(model=MODEL, api_base=BASE_URL, api_key=KEY, is_chat_model=True, is_function_calling_model=True)
@@ -57,7 +57,7 @@ async def loop() -> None:
     context = Context(agent)
     for turn in TURNS:
         assert str(await agent.run(turn, ctx=context))
-    assert asked
+    assert cities
 
 
 @check("an object by a required tool")

@@ -1,4 +1,4 @@
-"""Checks of Simon Willison's `llm`, however it is told of the server."""
+"""Simon Willison's `llm`, told of the server by its own file of models, or by its plugin for Ollama."""
 
 from __future__ import annotations
 
@@ -6,61 +6,85 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from checks import LONG, check, undisturbed
+from checks import BASE_URL, CLIENT, KEY, LONG, MODEL, check, main, undisturbed
 
-Prepare = Callable[[Path], dict[str, str]]
-"""Writes what `llm` wants into its folder, and returns more of its environment."""
+OLLAMA = CLIENT == "llm-ollama"
+NAME = f"ollama/{MODEL}" if OLLAMA else "farm"
+LIMIT = "num_predict" if OLLAMA else "max_tokens"
+"""The name of the option for the most tokens of an answer."""
+MODELS = f"""\
+- model_id: farm
+  model_name: {MODEL}
+  api_base: {BASE_URL}
+  can_stream: true
+"""
 
 
-class Program:
-    """`llm` with a model; `limit_option` is its name for the most tokens of an answer."""
+def environment(folder: str) -> dict[str, str]:
+    where = {"OPENAI_API_KEY": KEY}
+    if OLLAMA:
+        where = {"OLLAMA_HOST": BASE_URL.removesuffix("/v1"), "OLLAMA_API_KEY": KEY}
+    else:
+        (Path(folder) / "extra-openai-models.yaml").write_text(MODELS)
+    return {**os.environ, "LLM_USER_PATH": folder, "PYTHONUNBUFFERED": "1", **where}
 
-    def __init__(self, prepare: Prepare, model: str, limit_option: str) -> None:
-        self._prepare = prepare
-        self._model = model
-        self._limit_option = limit_option
 
-    def command(self, folder: str, *words: str, limit: int = 24) -> tuple[list[str], dict[str, str]]:
-        """The command for a prompt and its environment."""
-        environment = {**os.environ, "LLM_USER_PATH": folder, "PYTHONUNBUFFERED": "1", **self._prepare(Path(folder))}
-        options = ["-o", self._limit_option, str(limit), "-o", "temperature", "0"]
-        return [sys.executable, "-m", "llm", "-m", self._model, *options, *words], environment
+def command(*words: str, limit: int = 24) -> list[str]:
+    options = ["-o", LIMIT, str(limit), "-o", "temperature", "0"]
+    return [sys.executable, "-m", "llm", "-m", NAME, *options, *words]
 
-    def run(self, command: list[str], environment: dict[str, str]) -> str:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, env=environment, stdin=subprocess.DEVNULL
-        )
-        assert done.returncode == 0, done.stderr[-280:]
-        return done.stdout.strip()
 
-    def ask(self, folder: str, *words: str, limit: int = 24) -> str:
-        return self.run(*self.command(folder, *words, limit=limit))
+def run(words: list[str], folder: str) -> str:
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=60, env=environment(folder), stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stderr[-280:]
+    return done.stdout.strip()
 
-    def add_checks(self) -> None:
-        """Those of every way to the server."""
 
-        @check("an answer, streamed and whole")
-        def answer() -> None:
-            with tempfile.TemporaryDirectory() as folder:
-                streamed = self.ask(folder, "What is a poisoned replica?")
-                assert streamed == self.ask(folder, "--no-stream", "What is a poisoned replica?") and streamed
+def ask(folder: str, *words: str, limit: int = 24) -> str:
+    return run(command(*words, limit=limit), folder)
 
-        @check("a second turn")
-        def conversation() -> None:
-            with tempfile.TemporaryDirectory() as folder:
-                self.ask(folder, "What is a poisoned replica?")
-                assert self.ask(folder, "-c", "And then?")
 
-        @undisturbed()
-        def texts() -> Iterator[str]:
-            with tempfile.TemporaryDirectory() as folder:
-                command, environment = self.command(folder, LONG, limit=150)
-                with subprocess.Popen(
-                    command, stdout=subprocess.PIPE, env=environment, stdin=subprocess.DEVNULL
-                ) as process:
-                    while data := os.read(process.stdout.fileno(), 4096):
-                        yield data.decode()
-                assert process.returncode == 0
+@check("an answer, streamed and whole")
+def answer() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        streamed = ask(folder, "What is a poisoned replica?")
+        assert streamed == ask(folder, "--no-stream", "What is a poisoned replica?") and streamed
+
+
+@check("a second turn")
+def conversation() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        ask(folder, "What is a poisoned replica?")
+        assert ask(folder, "-c", "And then?")
+
+
+@undisturbed()
+def texts() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        with subprocess.Popen(
+            command(LONG, limit=150), stdout=subprocess.PIPE, env=environment(folder), stdin=subprocess.DEVNULL
+        ) as process:
+            while data := os.read(process.stdout.fileno(), 4096):
+                yield data.decode()
+        assert process.returncode == 0
+
+
+if OLLAMA:
+
+    @check("models, found by the plugin")
+    def models() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            assert NAME in run([sys.executable, "-m", "llm", "models"], folder)
+
+    @check("a schema")
+    def structured() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            assert ask(folder, "--schema", "healthy bool", "Is the replica healthy?", limit=200).startswith("{")
+
+
+main()

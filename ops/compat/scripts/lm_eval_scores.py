@@ -64,10 +64,10 @@ def evaluate() -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
         assert done.returncode == 0, done.stderr[-280:]
         [samples] = (folder / "out").rglob("samples_*.jsonl")
-        found = [told for line in samples.read_text().splitlines() for told in measured(json.loads(line))]
-    assert len(found) == sum(len(document["choices"]) for document in DOCUMENTS)
+        scores = [score for line in samples.read_text().splitlines() for score in measured(json.loads(line))]
+    assert len(scores) == sum(len(document["choices"]) for document in DOCUMENTS)
     if SAMPLES:
-        Path(SAMPLES).write_text(json.dumps(found))
+        Path(SAMPLES).write_text(json.dumps(scores))
 
 
 def measured(sample: dict) -> list[list]:
@@ -75,7 +75,7 @@ def measured(sample: dict) -> list[list]:
     arguments = sample["arguments"]
     pairs = arguments.values() if isinstance(arguments, dict) else arguments
     texts = [list(pair.values()) if isinstance(pair, dict) else list(pair) for pair in pairs]
-    return [[*text[:2], float(told[0])] for text, told in zip(texts, sample["filtered_resps"], strict=True)]
+    return [[*text[:2], float(response[0])] for text, response in zip(texts, sample["filtered_resps"], strict=True)]
 
 
 main()

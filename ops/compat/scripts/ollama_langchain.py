@@ -6,18 +6,18 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal
 
 import pydantic
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, check, main, undisturbed
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, check, langchain_loop, main, undisturbed
 from langchain_ollama import ChatOllama, OllamaLLM
-from tool_loops import langchain_loop
+
+WHERE: Any = {
+    "model": MODEL,
+    "base_url": BASE_URL.removesuffix("/v1"),
+    "client_kwargs": {"headers": {"authorization": f"Bearer {KEY}"}},
+}
 
 
 def model_of(limit: int = 24, kind: Any = ChatOllama, **fields: Any) -> Any:
-    return kind(
-        model=MODEL,
-        base_url=BASE_URL.removesuffix("/v1"),
-        client_kwargs={"headers": {"authorization": f"Bearer {KEY}"}},
-        **{"temperature": 0, "num_predict": limit} | fields,
-    )
+    return kind(**WHERE, **{"temperature": 0, "num_predict": limit} | fields)
 
 
 @check("an answer, streamed and whole, with its usage")
@@ -53,13 +53,7 @@ def structured() -> None:
 
 @check(LOOP)
 def loop() -> None:
-    langchain_loop(
-        ChatOllama(
-            model=MODEL,
-            base_url=BASE_URL.removesuffix("/v1"),
-            client_kwargs={"headers": {"authorization": f"Bearer {KEY}"}},
-        )
-    )
+    langchain_loop(ChatOllama(**WHERE))
 
 
 @undisturbed()

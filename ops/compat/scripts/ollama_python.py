@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import ollama
 import pydantic
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, ROUNDS, TURNS, check, main, undisturbed
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, RESULT, Turn, check, main, refused, tool_loop, undisturbed
 
 HOST = BASE_URL.removesuffix("/v1")
 HEADERS = {"authorization": f"Bearer {KEY}"}
@@ -85,11 +85,9 @@ def scores() -> None:
 def errors() -> None:
     for model, messages, status in (("no-such-model", ASK, 404), (MODEL, [{"role": "wizard", "content": "x"}], 400)):
         for stream in (False, True):
-            try:
-                list(client.chat(model, messages, stream=stream))
-                raise AssertionError("a wrong request was answered")
-            except ollama.ResponseError as error:
-                assert error.status_code == status and error.error
+            wrong: Any = {"model": model, "messages": messages, "stream": stream}
+            error = refused(ollama.ResponseError, lambda wrong=wrong: list(client.chat(**wrong)))
+            assert error.status_code == status and error.error
 
 
 @check("models: listed, shown, running")
@@ -113,28 +111,20 @@ def get_weather(city: str) -> str:
     Args:
         city: The name of the city.
     """
-    return "sunny"
+    return RESULT
 
 
 @check(LOOP)
 def loop() -> None:
     """The answers are sent back as the client made them, without ids."""
-    said: list[Any] = []
-    called = False
-    for turn in TURNS:
-        said.append({"role": "user", "content": turn})
-        answer: Any = None
-        for _ in range(ROUNDS):
-            answer = client.chat(MODEL, said, tools=[get_weather]).message
-            said.append(answer)
-            for call in answer.tool_calls or []:
-                result = get_weather(**call.function.arguments)
-                said.append({"role": "tool", "tool_name": call.function.name, "content": result})
-            if not answer.tool_calls:
-                break
-            called = True
-        assert answer.content, said
-    assert called, said
+
+    def turn(messages: list[Any]) -> Turn:
+        answer = client.chat(MODEL, messages, tools=[get_weather]).message
+        calls = [call.function for call in answer.tool_calls or []]
+        results = [{"role": "tool", "tool_name": call.name, "content": get_weather(**call.arguments)} for call in calls]
+        return [answer], results, answer.content
+
+    tool_loop(turn)
 
 
 @undisturbed("chat")

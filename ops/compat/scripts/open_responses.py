@@ -45,16 +45,16 @@ def posted(path: str, **body: Any) -> Any:
 
 def respond(*items: Any, **fields: Any) -> dict[str, Any]:
     """A response that is valid and has an output."""
-    found = posted("/responses", input=list(items), temperature=0, **fields)
-    ResponseResource.model_validate(found)
-    assert found["output"], found
-    return found
+    response = posted("/responses", input=list(items), temperature=0, **fields)
+    ResponseResource.model_validate(response)
+    assert response["output"], response
+    return response
 
 
 def complete(*items: Any, **fields: Any) -> dict[str, Any]:
-    found = respond(*items, **fields)
-    assert found["status"] == "completed", found
-    return found
+    response = respond(*items, **fields)
+    assert response["status"] == "completed", response
+    return response
 
 
 def events(*items: Any, **fields: Any) -> Iterator[dict[str, Any]]:
@@ -106,15 +106,15 @@ def phase() -> None:
 
 @check("Tool Calling")
 def tools() -> None:
-    found = respond(said("user", "What is the weather in Paris?"), tools=[WEATHER])
-    assert "function_call" in [item["type"] for item in found["output"]], found["output"]
+    response = respond(said("user", "What is the weather in Paris?"), tools=[WEATHER])
+    assert "function_call" in [item["type"] for item in response["output"]], response["output"]
 
 
 @check("Tool Calling (Streaming)")
 def streamed_tools() -> None:
-    found = list(events(said("user", "What is the weather in Paris?"), tools=[WEATHER]))
-    kinds = [event["type"] for event in found]
-    items = [(event["type"], event["item"]["type"]) for event in found if "item" in event]
+    stream = list(events(said("user", "What is the weather in Paris?"), tools=[WEATHER]))
+    kinds = [event["type"] for event in stream]
+    items = [(event["type"], event["item"]["type"]) for event in stream if "item" in event]
     for end in ("added", "done"):
         assert (f"response.output_item.{end}", "function_call") in items, items
     for end in ("delta", "done"):
@@ -147,10 +147,10 @@ def image() -> None:
 @check("Compaction Endpoint")
 def compaction() -> None:
     items = [said("user", "My name is Alice."), said("assistant", "Hello Alice!")]
-    found = posted("/responses/compact", input=items, prompt_cache_key="a")
-    assert found["object"] == "response.compaction" and found["usage"]["total_tokens"] > 0, found
-    assert "compaction" in [item["type"] for item in found["output"]], found
-    complete(*found["output"], said("user", "What is my name?"))
+    compacted = posted("/responses/compact", input=items, prompt_cache_key="a")
+    assert compacted["object"] == "response.compaction" and compacted["usage"]["total_tokens"] > 0, compacted
+    assert "compaction" in [item["type"] for item in compacted["output"]], compacted
+    complete(*compacted["output"], said("user", "What is my name?"))
 
 
 @check("Compaction Missing Required Model")

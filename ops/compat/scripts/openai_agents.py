@@ -11,13 +11,13 @@ from checks import BASE_URL, KEY, LONG, LOOP, MODEL, ORDERED, SCRIPTED_URL, TURN
 from openai import AsyncOpenAI
 
 agents.set_tracing_disabled(True)
-asked: list[str] = []
+cities: list[str] = []
 
 
 @function_tool
 def get_weather(city: str) -> str:
     """The weather in a city."""
-    asked.append(city)
+    cities.append(city)
     return "sunny"
 
 
@@ -38,14 +38,14 @@ for name, model in (("responses", responses), ("chat", chat)):
 
     @check(f"{name}: {LOOP}")
     async def loop(model: Any = model) -> None:
-        asked.clear()
+        cities.clear()
         helper = agent(model(), tools=[get_weather])
         said = []
         for turn in TURNS:
             result = await Runner.run(helper, [*said, {"role": "user", "content": turn}], max_turns=4)
             assert result.final_output, result
             said = result.to_input_list()
-        assert asked
+        assert cities
 
     @check(f"{name}: a streamed tool loop")
     async def streamed(model: Any = model) -> None:
@@ -66,11 +66,11 @@ for name, model in (("responses", responses), ("chat", chat)):
     @check(f"{name}: {ORDERED}")
     async def ordered(model: Any = model) -> None:
         assert SCRIPTED_URL, "it needs the farm whose model takes orders"
-        asked.clear()
+        cities.clear()
         helper = agent(model(SCRIPTED_URL), tools=[get_weather])
         call = order(call={"name": "get_weather", "arguments": {"city": "Zürich"}}, then="It is sunny.")
         result = await Runner.run(helper, f"Ask for the weather. {call}", max_turns=3)
-        assert asked == ["Zürich"], asked
+        assert cities == ["Zürich"], cities
         assert result.final_output == "It is sunny.", result.final_output
         said = [*result.to_input_list(), {"role": "user", "content": f"Thanks. {order(say='You are welcome.')}"}]
         streamed = Runner.run_streamed(helper, said, max_turns=2)

@@ -76,7 +76,7 @@ await main({
     assert((await client.models.retrieve(model)).id === model, "the model is retrieved");
   },
   "errors as the client's exceptions, with param and code": async () => {
-    const refused = await client.chat.completions.create({ ...base, temperature: 3 }).catch((error) => error);
+    const refused = await client.chat.completions.create({ ...base, temperature: 6 }).catch((error) => error);
     assert(refused instanceof OpenAI.BadRequestError && refused.param === "temperature", `${refused} names the field`);
     const absent = await client.chat.completions.create({ ...base, model: "no-such-model" }).catch((error) => error);
     assert(absent instanceof OpenAI.NotFoundError && absent.code === "model_not_found", `${absent} names the code`);

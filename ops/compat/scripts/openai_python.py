@@ -7,8 +7,22 @@ from collections.abc import Iterator
 from typing import Any
 
 import openai
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, ROUNDS, TURNS, check, main, terse, undisturbed
-from tool_loops import chat_loop
+from checks import (
+    BASE_URL,
+    KEY,
+    LONG,
+    LOOP,
+    MODEL,
+    RESULT,
+    Turn,
+    chat_loop,
+    check,
+    main,
+    refused,
+    terse,
+    tool_loop,
+    undisturbed,
+)
 
 client = openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0, timeout=60)
 ASK: Any = [{"role": "user", "content": "What is a poisoned replica?"}]
@@ -107,14 +121,14 @@ def predicted() -> None:
 
 @check("stored chats: read, listed, relabelled, deleted")
 def stored() -> None:
-    made = ask(store=True, metadata={"use": "compat"})
-    kept = client.chat.completions
-    assert kept.retrieve(made.id).choices[0].message.content == made.choices[0].message.content
-    assert [one.content for one in kept.messages.list(made.id)] == [ASK[0]["content"]]
-    assert made.id in [one.id for one in kept.list(metadata={"use": "compat"})]
-    assert kept.update(made.id, metadata={"use": "other"}).metadata == {"use": "other"}
-    assert kept.delete(made.id).deleted
-    assert made.id not in [one.id for one in kept.list()]
+    answer = ask(store=True, metadata={"use": "compat"})
+    chats = client.chat.completions
+    assert chats.retrieve(answer.id).choices[0].message.content == answer.choices[0].message.content
+    assert [one.content for one in chats.messages.list(answer.id)] == [ASK[0]["content"]]
+    assert answer.id in [one.id for one in chats.list(metadata={"use": "compat"})]
+    assert chats.update(answer.id, metadata={"use": "other"}).metadata == {"use": "other"}
+    assert chats.delete(answer.id).deleted
+    assert answer.id not in [one.id for one in chats.list()]
 
 
 @check("completions: several prompts, streamed and whole")
@@ -146,16 +160,10 @@ def models() -> None:
 
 @check("errors as the client's exceptions, with param and code")
 def errors() -> None:
-    try:
-        ask(temperature=3)
-        raise AssertionError("temperature 3 was taken")
-    except openai.BadRequestError as error:
-        assert error.param == "temperature" and error.type == "invalid_request_error"
-    try:
-        client.chat.completions.create(model="no-such-model", messages=ASK)
-        raise AssertionError("a model that is not there answered")
-    except openai.NotFoundError as error:
-        assert error.code == "model_not_found"
+    error = refused(openai.BadRequestError, lambda: ask(temperature=6))
+    assert error.param == "temperature" and error.type == "invalid_request_error"
+    wrong: Any = {"model": "no-such-model", "messages": ASK}
+    assert refused(openai.NotFoundError, lambda: client.chat.completions.create(**wrong)).code == "model_not_found"
 
 
 @check("raw responses with the request's id")
@@ -198,19 +206,15 @@ def loop() -> None:
 @check(f"responses: {LOOP}")
 def responses_loop() -> None:
     """The whole output is sent back, without a stored response."""
-    said: list[Any] = []
     tool: Any = {"type": "function", **WEATHER["function"]}
-    for turn in TURNS:
-        said.append({"role": "user", "content": turn})
-        for _ in range(ROUNDS):
-            answer = client.responses.create(model=MODEL, input=said, tools=[tool])
-            calls = [item for item in answer.output if item.type == "function_call"]
-            said += answer.output
-            said += [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"} for call in calls]
-            if not calls:
-                break
-        assert answer.output_text, said
-    assert any(isinstance(item, dict) and "output" in item for item in said), said
+
+    def turn(items: list[Any]) -> Turn:
+        answer = client.responses.create(model=MODEL, input=items, tools=[tool])
+        calls = [item.call_id for item in answer.output if item.type == "function_call"]
+        results = [{"type": "function_call_output", "call_id": identity, "output": RESULT} for identity in calls]
+        return answer.output, results, answer.output_text
+
+    tool_loop(turn)
 
 
 @check("structured output by a JSON schema")
@@ -257,13 +261,10 @@ def background() -> None:
 @check("truncation of a conversation longer than the context")
 def truncated() -> None:
     said: Any = [{"role": "user", "content": "word " * 70_000}, {"role": "assistant", "content": "word " * 70_000}]
-    asked: Any = {"model": MODEL, "input": [*said, {"role": "user", "content": "Hello"}], "max_output_tokens": 8}
-    try:
-        client.responses.create(**asked)
-        raise AssertionError("more than the context was taken")
-    except openai.BadRequestError as error:
-        assert error.code == "context_length_exceeded"
-    assert client.responses.create(**asked, truncation="auto").truncation == "auto"
+    long: Any = {"model": MODEL, "input": [*said, {"role": "user", "content": "Hello"}], "max_output_tokens": 8}
+    error = refused(openai.BadRequestError, lambda: client.responses.create(**long))
+    assert error.code == "context_length_exceeded"
+    assert client.responses.create(**long, truncation="auto").truncation == "auto"
 
 
 COUNT: Any = {"model": MODEL, "stream": True, "temperature": 0}

@@ -42,17 +42,17 @@ def history() -> None:
 
 @check(LOOP)
 def loop() -> None:
-    asked: list[str] = []
+    cities: list[str] = []
 
     def get_weather(city: str) -> str:
         """The weather in a city."""
-        asked.append(city)
+        cities.append(city)
         return "sunny"
 
     agent = Agent(model, tools=[get_weather])
     first = agent.run_sync(TURNS[0])
     second = agent.run_sync(TURNS[1], message_history=first.all_messages())
-    assert asked and first.output and second.output
+    assert cities and first.output and second.output
 
 
 @check("output by a required tool")

@@ -8,7 +8,7 @@ import torch
 
 from control.commands import ErrorReply, GenerateStep
 from control.messages import Sampling
-from ops.bench.control.shard import load_command
+from ops.bench.control.stepping import load_command
 from ops.bench.peers.engine import Failed, Setup, Stream, Unavailable
 from ops.bench.peers.weights import of_furrow
 from worker.leader.group_leader import limits_on

@@ -21,8 +21,8 @@ class Generate:
 
     def run(self, prompts: list[list[int]], tokens: int) -> list[Stream]:
         """As Loop's; the prompts have equal lengths, so that nothing is padded."""
-        sent, stamps, found = generate(self._model, self._device, prompts, tokens)
-        return [Stream(sent, list(stamps), row) for row in found]
+        sent, stamps, rows = generate(self._model, self._device, prompts, tokens)
+        return [Stream(sent, list(stamps), row) for row in rows]
 
 
 def generate(
@@ -34,13 +34,13 @@ def generate(
     clock = _Clock()
     ids = torch.tensor(prompts, device=device)
     with torch.inference_mode():
-        found = model.generate(
+        ids_of_all = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             generation_config=config,
             stopping_criteria=StoppingCriteriaList([clock]),
         )
-    return sent, clock.stamps, found[:, ids.shape[1] :].tolist()
+    return sent, clock.stamps, ids_of_all[:, ids.shape[1] :].tolist()
 
 
 class _Clock(StoppingCriteria):

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from ops.bench.control import control as control_module
 from ops.bench.control.control import control
 from ops.bench.control.stepping import Forwards, Turn
-from ops.harness.figures import Figure
+from ops.harness.program import Figure
 
 STEPS = 20
 

@@ -9,10 +9,9 @@ import sys
 import pytest
 
 from control.process import child_environment
-from ops.bench.hostile.attacks import QUICK, SLOW, name_of
-from ops.bench.hostile.hostile import figures
+from ops.bench.hostile.attacks import QUICK, SLOW, figures
+from ops.bench.hostile.hostile import NUMBERS, measure
 from ops.bench.hostile.neighbour import TOKENS
-from ops.bench.hostile.rows import NUMBERS, measure
 from ops.harness.processes import split_cores
 
 
@@ -65,7 +64,7 @@ def test_a_row_sees_attacker_other_tenant_and_claims() -> None:
 
 def test_an_attack_that_did_nothing_fails() -> None:
     """As does one that was answered."""
-    told = {name_of(one): (2, 2) for one in (*QUICK, *SLOW)}
+    told = dict.fromkeys((*QUICK, *SLOW), (2, 2))
     assert all(figure.holds for figure in figures([10.0], [20.0], [1.0], [told]))
     for wrong in ((0, 0), (2, 1)):
         failed = figures([10.0], [20.0], [1.0], [{**told, "huge n": wrong}])

@@ -13,7 +13,7 @@ import pytest
 from ops.bench.fanout.fanout import Seen, figures
 from ops.bench.fanout.leaders import TOKENS, Load, Ring
 from ops.bench.fanout.readers import WARM_UP, Arrivals, Reader, overhead_ms
-from ops.harness.figures import summarise
+from ops.harness.program import summarise
 
 LOAD = Load(clients=1, replicas=1, rate=10.0, tokens=3)
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -130,14 +130,14 @@ def whole(tokens: int, status: bytes = b"200 OK") -> bytes:
 )
 def test_only_whole_answers_are_timed(server: socket.socket, tmp_path: Path, answer: bytes, wrong: str | None) -> None:
     """The leader's time is taken off; a short answer, a refusal or an end of the connection ends the measurement."""
-    address, ring = "{}:{}".format(*server.getsockname()), tmp_path / "ring"
+    address, ring = server.getsockname(), tmp_path / "ring"
     Ring(ring, 1).times[0] = 1000.0
     thread = threading.Thread(target=answering, args=(server, [answer] * (WARM_UP + 2)))
     thread.start()
     try:
         if wrong is None:
-            found = overhead_ms(address, ring, 2, 3)
-            assert -1e6 <= found.p50 < -900_000  # milliseconds
+            overhead = overhead_ms(address, ring, 2, 3)
+            assert -1e6 <= overhead.p50 < -900_000  # milliseconds
         else:
             with pytest.raises(RuntimeError, match=wrong):
                 overhead_ms(address, ring, 2, 3)

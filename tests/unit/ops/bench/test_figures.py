@@ -11,9 +11,8 @@ from ops.bench.load.overload import REFUSED, Phase, figures
 from ops.bench.load.stored import Seen
 from ops.bench.load.stored import figures as stored_figures
 from ops.harness.client import Answer
-from ops.harness.figures import Figure, table
 from ops.harness.processes import growth, part_of
-from ops.harness.program import conclude
+from ops.harness.program import Figure, conclude, figures_table
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,7 @@ from ops.harness.program import conclude
 def test_a_figure_holds_up_to_its_limit(figure: Figure, holds: bool) -> None:
     """From both sides, the limit itself included."""
     assert figure.holds is holds
-    assert ("MISSED" in table([figure])) is not holds
+    assert ("MISSED" in figures_table([figure])) is not holds
 
 
 def test_one_missed_figure_fails_the_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +111,7 @@ def test_an_overload_is_judged_by_waiting_refusals_and_memory() -> None:
 
 def test_a_stored_chat_that_is_lost_fails_the_bench() -> None:
     """Also a record beyond the quota, a loop that is held up, and memory that grows."""
-    seen = Seen(kept={str(at): "text" for at in range(90)}, memory=[0, 2**20])
+    seen = Seen(texts={str(at): "text" for at in range(90)}, memory=[0, 2**20])
 
     def holds(lag: float, lost: int, records: int) -> list[bool]:
         return [one.holds for one in stored_figures(seen, lag, lost, records, 100.0, 50)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control.replicas.health import Formation
-from ops.bench.recovery.strikes import TARGETS_MS, Phases, split, table
+from ops.bench.recovery.recovery import TARGETS_MS, Phases, split, table
 
 FORMED = Formation(epoch=7, led=1050, gathered=1060, joined=1100, loaded=1130)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from ops.harness.figures import Figure
-from ops.harness.program import Outcome, benchmark, option, several
+from ops.harness.program import Figure, Outcome, benchmark
 
 
 @dataclass
@@ -21,10 +21,11 @@ class Detail:
 
 
 @benchmark
-@option("--steps", 3)
-@option("--rate", 0.0, "Of each.")
-@several("--rows", "counts", (1, 8))
-def some_bench(steps: int, rate: float, counts: tuple[int, ...]) -> Outcome:
+def some_bench(
+    steps: int = 3,
+    rate: Annotated[float, "Of each."] = 0.0,
+    counts: Annotated[tuple[int, ...], "--rows"] = (1, 8),
+) -> Outcome:
     """Measure something."""
     click.echo(f"{steps} {rate} {counts}")
     return Outcome([Figure("time", steps, 3, "s")], {"details": [Detail("one", 1.5)]})

@@ -9,8 +9,8 @@ import pytest
 
 from control.errors import SettingsError
 from control.sizes import parse_size
-from ops.local import memory
-from ops.local.memory import MIB, default_memory, machine_memory, server_bytes
+from ops.local import server_binary as memory
+from ops.local.server_binary import MIB, default_memory, machine_memory, server_bytes
 
 MACHINE = psutil.virtual_memory().total
 
