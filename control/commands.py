@@ -207,7 +207,7 @@ class RankBackend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     dtype: str
     kv_type: str = ""
-    """How keys and values are stored; "" from a rank of an older version."""
+    """The type in which keys and values are stored; "" from a rank of an older version."""
     kernels: str
     """The code that computes, with its versions."""
     collective: str = ""

@@ -69,16 +69,16 @@ def inputs_last(weights: dict[str, Floats]) -> dict[str, Floats]:
 
 def inputs_first(weights: dict[str, Floats]) -> dict[str, Floats]:
     """The inverse of `inputs_last`."""
-    found = {name: values for name, values in weights.items() if ".experts." not in name}
-    for stem in sorted({name[: name.index(".experts.") + 8] for name in weights.keys() - found.keys()}):
+    tensors = {name: values for name, values in weights.items() if ".experts." not in name}
+    for stem in sorted({name[: name.index(".experts.") + 8] for name in weights.keys() - tensors.keys()}):
         experts = range(sum(name.startswith(f"{stem}.") and ".down_proj." in name for name in weights))
         for leaf, parts in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
             of_experts = [
                 np.concatenate([weights[f"{stem}.{expert}.{part}_proj.weight"] for part in parts]).T
                 for expert in experts
             ]
-            found[f"{stem}.{leaf}"] = np.ascontiguousarray(np.stack(of_experts))
-    return found
+            tensors[f"{stem}.{leaf}"] = np.ascontiguousarray(np.stack(of_experts))
+    return tensors
 
 
 STACKED = {"input_linear": ("gate", "up"), "output_linear": ("down",)}
@@ -101,16 +101,16 @@ def stacked_apart(weights: dict[str, Floats]) -> dict[str, Floats]:
 
 def stacked_together(weights: dict[str, Floats]) -> dict[str, Floats]:
     """The inverse of `stacked_apart`."""
-    found = {name: values for name, values in weights.items() if ".experts." not in name}
-    for stem in sorted({name[: name.index(".experts.")] for name in weights.keys() - found.keys()}):
+    tensors = {name: values for name, values in weights.items() if ".experts." not in name}
+    for stem in sorted({name[: name.index(".experts.")] for name in weights.keys() - tensors.keys()}):
         experts = range(sum(name.startswith(f"{stem}.experts.") and ".down_proj." in name for name in weights))
         for leaf, parts in STACKED.items():
             matrices = [
                 np.concatenate([weights[f"{stem}.experts.{expert}.{part}_proj.weight"] for part in parts])
                 for expert in experts
             ]
-            found[f"{stem}.{leaf}.weight"] = np.stack(matrices)
-    return found
+            tensors[f"{stem}.{leaf}.weight"] = np.stack(matrices)
+    return tensors
 
 
 def heads_apart(weights: dict[str, Floats], config: dict[str, Any]) -> dict[str, Floats]:
@@ -130,15 +130,15 @@ def heads_apart(weights: dict[str, Floats], config: dict[str, Any]) -> dict[str,
 
 def heads_together(weights: dict[str, Floats]) -> dict[str, Floats]:
     """The inverse of `heads_apart`."""
-    found = {
+    tensors = {
         name: values for name, values in weights.items() if not name.endswith(("k_b_proj.weight", "v_b_proj.weight"))
     }
     for name, keys in weights.items():
         if name.endswith("k_b_proj.weight"):
             values = weights[name.replace("k_b_proj", "v_b_proj")]
             both = np.concatenate([keys.transpose(0, 2, 1), values], axis=1)
-            found[name.replace("k_b_proj", "kv_b_proj")] = np.ascontiguousarray(both.reshape(-1, both.shape[2]))
-    return found
+            tensors[name.replace("k_b_proj", "kv_b_proj")] = np.ascontiguousarray(both.reshape(-1, both.shape[2]))
+    return tensors
 
 
 def fused(tensors: dict[str, Any]) -> dict[str, Any]:

@@ -72,12 +72,12 @@ def halves_apart(weights: dict[str, Floats]) -> dict[str, Floats]:
 
 def halves_together(weights: dict[str, Floats]) -> dict[str, Floats]:
     """The inverse of `halves_apart`."""
-    found = {name: values for name, values in weights.items() if not name.endswith(_SHARED_PARTS)}
+    tensors = {name: values for name, values in weights.items() if not name.endswith(_SHARED_PARTS)}
     for name, values in weights.items():
         if name.endswith(_SHARED_PARTS[0]):
             stem = name.removesuffix(_SHARED_PARTS[0])
-            found[stem + _SHARED] = np.concatenate([values, weights[stem + _SHARED_PARTS[1]]])
-    return found
+            tensors[stem + _SHARED] = np.concatenate([values, weights[stem + _SHARED_PARTS[1]]])
+    return tensors
 
 
 def metadata(family: str, name: str, config: dict[str, Any]) -> dict[str, Any]:

@@ -68,12 +68,12 @@ def judged(source: str, known: Vocabulary, count: int) -> str:
     parser = AnswerParser(before.reading, "rid", 0)
     parser.push(_answer(before.text, after.text), piece)
     parser.end(piece)
-    found = [(call.name, call.arguments) for call in piece.calls]
+    calls_read = [(call.name, call.arguments) for call in piece.calls]
     try:
-        same = [(name, json.loads(arguments)) for name, arguments in found] == calls
+        same = [(name, json.loads(arguments)) for name, arguments in calls_read] == calls
     except ValueError:
         same = False
-    return "read" if same else f"is read as {found}: {_answer(before.text, after.text)[:160]!r}"
+    return "read" if same else f"is read as {calls_read}: {_answer(before.text, after.text)[:160]!r}"
 
 
 def _prompt(
@@ -100,9 +100,9 @@ def main() -> None:
     for path in sorted(Path(sys.argv[1]).glob("*.jinja")):
         source = path.read_text(encoding="utf-8")
         takes = any(name in PlainTemplate(source).variables for name in TOOLS)
-        known = vocabulary(path.stem)
-        one, two = judged(source, known, 1), judged(source, known, 2)
-        name = forms_of(source, known).calls or "plain"
+        own_vocabulary = vocabulary(path.stem)
+        one, two = judged(source, own_vocabulary, 1), judged(source, own_vocabulary, 2)
+        name = forms_of(source, own_vocabulary).calls or "plain"
         # Llama 3's template writes one call a message.
         read = one == "read" and (two == "read" or name == "llama3")
         sums["take tools" if takes else "take none"] += 1

@@ -47,12 +47,12 @@ class Terminal:
     def expect(self, pattern: str, seconds: float = 60.0) -> re.Match[str]:
         """Wait for a text after the one that was expected last. Raises AssertionError with what was shown."""
         deadline = time.monotonic() + seconds
-        while (found := re.compile(pattern).search(text := self.text, self.mark)) is None:
+        while (match := re.compile(pattern).search(text := self.text, self.mark)) is None:
             assert time.monotonic() < deadline, f"no {pattern!r} in:\n{text[self.mark :][-3000:]}"
             assert self.process.poll() is None or _still(self), f"it ended; no {pattern!r} in:\n{text[-3000:]}"
             time.sleep(0.005)
-        self.mark = found.end()
-        return found
+        self.mark = match.end()
+        return match
 
     def read(self) -> None:
         """Collect the output until the program has closed the terminal."""

@@ -61,12 +61,12 @@ class Forked:
         if self.returncode is None:
             self._told.settimeout(timeout)
             try:
-                told = self._told.recv(64)
+                data = self._told.recv(64)
             except (BlockingIOError, TimeoutError):
                 return None
-            assert told, "the process that waits for this one has ended"
+            assert data, "the process that waits for this one has ended"
             self._told.close()
-            self.returncode = int(told)
+            self.returncode = int(data)
         return self.returncode
 
 

@@ -26,19 +26,19 @@ CLAIM_EVERY_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Farm:
-    """The state of a farm on which moves depend. `counts`: the number of replicas of each model on demand that are to
-    run now."""
+    """The state of a farm on which moves depend. `replica_counts`: the number of replicas of each model on demand that
+    are to run now."""
 
     specs: list[ModelSpec]
     hosts: list[Host]
     held: dict[str, list[Assignment]]
     needs: dict[str, ModelNeed]
-    counts: dict[str, int]
+    replica_counts: dict[str, int]
 
     @property
     def is_settled(self) -> bool:
         """False while a replica leaves its host, or is to be placed."""
-        return rebalance.is_settled(self.specs, self.hosts, self.held, self.needs, self.counts)
+        return rebalance.is_settled(self.specs, self.hosts, self.held, self.needs, self.replica_counts)
 
 
 def read_farm(client: SyncRedis) -> Farm:
@@ -46,18 +46,18 @@ def read_farm(client: SyncRedis) -> Farm:
     view = read_farm_view(client)
     names = [spec.name for spec in view.specs if spec.on_demand]
     demands = run_every(client, [farm.demand_of(name) for name in names])
-    counts = {name: demand.replicas for name, demand in zip(names, demands, strict=True) if demand is not None}
-    return Farm(view.specs, view.hosts, view.held, view.needs, counts)
+    replica_counts = {name: demand.replicas for name, demand in zip(names, demands, strict=True) if demand is not None}
+    return Farm(view.specs, view.hosts, view.held, view.needs, replica_counts)
 
 
 def planned_moves(state: Farm) -> list[Move]:
     """All moves, in their order."""
-    return rebalance.moves(state.specs, state.hosts, state.held, state.needs, state.counts)
+    return rebalance.moves(state.specs, state.hosts, state.held, state.needs, state.replica_counts)
 
 
 def next_move(state: Farm) -> Move | None:
     """The first of them; None where nothing should be moved."""
-    return rebalance.next_move(state.specs, state.hosts, state.held, state.needs, state.counts)
+    return rebalance.next_move(state.specs, state.hosts, state.held, state.needs, state.replica_counts)
 
 
 def begin(client: SyncRedis, move: Move, state: Farm) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 
 from control.messages import Assignment, ModelSpec
 from control.placement.give_back import Uses, with_lent
-from control.placement.placement import Host, Needs, Parts, Room, Unplaceable, count_of, place
+from control.placement.placement import Host, Needs, Parts, Room, Unplaceable, place, replica_count
 from control.placement.rollout import in_order
 
 SHORT_MS = 10_000
@@ -317,7 +317,7 @@ def rooms_for_turns(
                 if not one.withdrawn and not (is_emptied and (one.spec.name, one.replica) in spare):
                     room.take(host_id, one)
         for spec in specs:
-            count = spec.least_replicas if is_emptied else count_of(spec, demands)
+            count = spec.least_replicas if is_emptied else replica_count(spec, demands)
             for _ in range(0 if spec.unload else count - there[spec.name]):
                 place(spec, "missing", {}, room)
     return rooms

@@ -320,7 +320,7 @@ def host_cards(client: SyncRedis) -> list[HostCard]:
     assignments = replies[count : 2 * count]
     facts = replies[2 * count :]
     own = zip(names, beats, assignments, facts, strict=True)
-    return [_host_card(name, name in drained, beat, held, known) for name, beat, held, known in own]
+    return [_host_card(name, name in drained, beat, held, host_facts) for name, beat, held, host_facts in own]
 
 
 def _host_card(

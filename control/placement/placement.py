@@ -88,9 +88,9 @@ ReplicaCounts = Mapping[str, int]
 """The number of replicas that are to run now, by model on demand."""
 
 
-def count_of(spec: ModelSpec, counts: ReplicaCounts) -> int:
+def replica_count(spec: ModelSpec, replica_counts: ReplicaCounts) -> int:
     """The number of replicas of a model that are to run now; its least number while its demand is not known."""
-    return counts.get(spec.name, spec.least_replicas) if spec.on_demand else spec.replicas
+    return replica_counts.get(spec.name, spec.least_replicas) if spec.on_demand else spec.replicas
 
 
 def bytes_of(assignment: Assignment, needs: Needs) -> int:
@@ -236,13 +236,15 @@ class Room:
         left = int(GPU_SHARE * (self.left_on[host_id, device] - need.least - waiting))
         return left // need.bytes_per_token
 
-    def await_places(self, specs: Iterable[ModelSpec], replicas: Mapping[str, int], counts: ReplicaCounts) -> None:
+    def await_places(
+        self, specs: Iterable[ModelSpec], replicas: Mapping[str, int], replica_counts: ReplicaCounts
+    ) -> None:
         """Keep memory for what is still to be placed; `replicas` counts those that each model has. Models that sleep
         get a half of what is left at most: they may never be awake together."""
         asleep = Counter[str]()
         for spec in specs:
             need = self.need_of(spec)
-            missing = count_of(spec, counts) - replicas.get(spec.name, 0)
+            missing = replica_count(spec, replica_counts) - replicas.get(spec.name, 0)
             if need is None or spec.unload:
                 continue
             size = sum(need.bytes_with(spec.kv_tokens or need.least_tokens))

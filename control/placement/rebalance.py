@@ -42,27 +42,29 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-def moves(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, counts: ReplicaCounts) -> list[Move]:
+def moves(
+    specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, replica_counts: ReplicaCounts
+) -> list[Move]:
     """All that should be moved, in this order, each after the former one has ended."""
     made: list[Move] = []
-    state = settled(specs, hosts, held, needs, counts)
-    while len(made) < MOST_MOVES and (move := next_move(specs, hosts, state, needs, counts)) is not None:
+    state = settled(specs, hosts, held, needs, replica_counts)
+    while len(made) < MOST_MOVES and (move := next_move(specs, hosts, state, needs, replica_counts)) is not None:
         made.append(move)
-        state = settled(specs, hosts, without_old(after(state, move), move), needs, counts)
+        state = settled(specs, hosts, without_old(after(state, move), move), needs, replica_counts)
     return made
 
 
 def next_move(
-    specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, counts: ReplicaCounts
+    specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, replica_counts: ReplicaCounts
 ) -> Move | None:
     """The next move of a farm where everything that has room is placed; None where none helps."""
     possible = list(_possible(specs, hosts, held, needs))
-    before = unplaced(specs, hosts, held, needs, counts)
+    before = unplaced(specs, hosts, held, needs, replica_counts)
     if before:
         best: tuple[int, int, Move] | None = None
         for move in possible:
-            state = settled(specs, hosts, without_old(after(held, move), move), needs, counts)
-            rest = unplaced(specs, hosts, state, needs, counts)
+            state = settled(specs, hosts, without_old(after(held, move), move), needs, replica_counts)
+            rest = unplaced(specs, hosts, state, needs, replica_counts)
             if len(rest) < len(before) and (best is None or (len(rest), sum(move.successor.memory)) < best[:2]):
                 names = ", ".join(sorted({name for name, _ in before - rest}))
                 why = f"makes room for {names}" if names else "makes room"
@@ -74,11 +76,13 @@ def next_move(
     return move if gain >= LEAST_GAIN else None
 
 
-def is_settled(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, counts: ReplicaCounts) -> bool:
+def is_settled(
+    specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, replica_counts: ReplicaCounts
+) -> bool:
     """True if no replica leaves or gives memory back, and the planner has nothing to do."""
     if any(one.withdrawn for own in held.values() for one in own) or is_giving_back(held):
         return False
-    actions = plan(specs, hosts, held, _all_places(held), needs=needs, counts=counts)
+    actions = plan(specs, hosts, held, _all_places(held), needs=needs, replica_counts=replica_counts)
     return all(isinstance(one, Unplaceable) for one in actions)
 
 
@@ -99,18 +103,20 @@ def without_old(held: Held, move: Move) -> Held:
     }
 
 
-def unplaced(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, counts: ReplicaCounts) -> set[Place]:
+def unplaced(
+    specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, replica_counts: ReplicaCounts
+) -> set[Place]:
     """The replicas for which no host has room."""
-    actions = plan(specs, hosts, held, _all_places(held), needs=needs, counts=counts)
+    actions = plan(specs, hosts, held, _all_places(held), needs=needs, replica_counts=replica_counts)
     return {(one.model, one.replica) for one in actions if isinstance(one, Unplaceable)}
 
 
-def settled(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, counts: ReplicaCounts) -> Held:
+def settled(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, replica_counts: ReplicaCounts) -> Held:
     """The assignments of hosts once the planner finds nothing more to do, where every replica serves and ends as it
     should."""
     state = {host: list(own) for host, own in held.items()}
     for _ in range(_MOST_TURNS):
-        actions = plan(specs, hosts, state, _all_places(state), needs=needs, counts=counts)
+        actions = plan(specs, hosts, state, _all_places(state), needs=needs, replica_counts=replica_counts)
         changed = False
         for action in actions:
             match action:

@@ -25,8 +25,8 @@ from control.placement.placement import (
     Unplaceable,
     Withdraw,
     bytes_of,
-    count_of,
     place,
+    replica_count,
     with_memory,
 )
 
@@ -78,7 +78,7 @@ def is_settled(
     held: dict[str, list[Assignment]],
     unattended: Set[Part] = frozenset(),
     needs: Needs | None = None,
-    counts: ReplicaCounts | None = None,
+    replica_counts: ReplicaCounts | None = None,
 ) -> bool:
     """True if no replica is to be removed, so that a plan doesn't need the replicas' health."""
     _, replicas = _standing(hosts, held, unattended)
@@ -87,7 +87,7 @@ def is_settled(
         return False
     for spec in specs:
         lives = [replica.life(spec, drained) for replica in replicas.get(spec.name, {}).values()]
-        if not spec.unload and ("old" in lives or lives.count("current") > count_of(spec, counts or {})):
+        if not spec.unload and ("old" in lives or lives.count("current") > replica_count(spec, replica_counts or {})):
             return False
     return True
 
@@ -100,7 +100,7 @@ def plan(
     failed: Set[Place] = frozenset(),
     unattended: Set[Part] = frozenset(),
     needs: Needs | None = None,
-    counts: ReplicaCounts | None = None,
+    replica_counts: ReplicaCounts | None = None,
     uses: Uses | None = None,
 ) -> list[Action]:
     """The actions that bring the farm nearer to `specs`.
@@ -110,10 +110,9 @@ def plan(
     spec at all stays, because absence never means unload. A host that was thought dead and comes back with ranks that
     another one has by now loses them. `serving` and `failed` say how replicas are; they matter only where something is
     to go. `needs` has what is known of the memory of models: no host is given more CPU ranks than its memory holds.
-    `counts` has the replicas of models on demand, `uses` the KV memory that replicas use, which is asked for and taken
-    back where a replica has no place.
-    """
-    counts = counts or {}
+    `replica_counts` has the replicas of models on demand, `uses` the KV memory that replicas use, which is asked for
+    and taken back where a replica has no place."""
+    replica_counts = replica_counts or {}
     smaller = given_back(held, needs or {}, uses or {})
     held = _with(held, smaller)
     actions, replicas = _standing(hosts, held, unattended)
@@ -122,7 +121,7 @@ def plan(
     actions += [
         Withdraw(host_id, one.spec.name, one.replica, at_once=True) for host_id, one in _too_much(room, held, serving)
     ]
-    room.await_places(specs, {name: len(own) for name, own in replicas.items()}, counts)
+    room.await_places(specs, {name: len(own) for name, own in replicas.items()}, replica_counts)
     actions += _sized(held, room, {one.host for one in actions if isinstance(one, Withdraw)})
     for spec in specs:
         mine = list(replicas.get(spec.name, {}).values())
@@ -130,7 +129,8 @@ def plan(
             actions += [action for replica in mine for action in _withdraw(replica)]
         else:
             states = [{name for model, name in places if model == spec.name} for places in (serving, failed)]
-            actions += Rollout(spec, count_of(spec, counts), mine, room, _drained(hosts), *states).actions()
+            count = replica_count(spec, replica_counts)
+            actions += Rollout(spec, count, mine, room, _drained(hosts), *states).actions()
     return _asking(actions, specs, held, replicas, _room(hosts, _after(held, actions), needs), uses or {})
 
 

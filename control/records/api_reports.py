@@ -19,7 +19,7 @@ from control.redis.connection import Call, read, run, run_every, write
 
 
 KEPT_S = 3600
-"""How long an ended request is shown, and a breach after the last one."""
+"""The time for which an ended request, or the last breach of a file, is shown."""
 MOST = 5_000
 """Records of all processes; Redis may keep some more."""
 LONGEST_ERROR = 300

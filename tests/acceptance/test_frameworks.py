@@ -49,13 +49,13 @@ def test_every_case_of_the_frameworks(tmp_path: Path) -> None:
         leader.start()
         try:
             with running_api(server.url, tmp_path) as api:
-                asked = subprocess.run(
+                process = subprocess.run(
                     [PYTHON, SCRIPT, api.url], capture_output=True, text=True, cwd=tmp_path, timeout=280
                 )
                 failed = [line for line in api.lines if line.get("action") == "http_error"]
         finally:
             leader.stop()
-    found = [msgspec.json.decode(line) for line in asked.stdout.splitlines()]
-    assert asked.returncode == 0 and len(found) >= 22, asked.stderr[-2000:]
-    assert [case for case in found if case["error"]] == []
+    records = [msgspec.json.decode(line) for line in process.stdout.splitlines()]
+    assert process.returncode == 0 and len(records) >= 22, process.stderr[-2000:]
+    assert [case for case in records if case["error"]] == []
     assert failed == []

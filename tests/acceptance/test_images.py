@@ -47,7 +47,7 @@ def check_other_endpoints(
     ]
     result: Any = {"role": "tool", "tool_call_id": "c", "content": content}
     output: Any = {"type": "function_call_output", "call_id": "c", "output": items}
-    asked: dict[str, Any] = {"model": "seeing", "extra_body": {"ignore_eos": True, "temperature": 0}}
+    request_body: dict[str, Any] = {"model": "seeing", "extra_body": {"ignore_eos": True, "temperature": 0}}
     with anthropic.Anthropic(
         base_url=base_url.removesuffix("/v1"), api_key="none", timeout=120, max_retries=0
     ) as claude:
@@ -56,10 +56,10 @@ def check_other_endpoints(
             (result, [{"type": "tool_result", "tool_use_id": "c", "content": blocks}], output),
         ]
         for message, given, item in cases:
-            said = client.chat.completions.create(**asked, messages=[message], max_tokens=8)
+            said = client.chat.completions.create(**request_body, messages=[message], max_tokens=8)
             turn: Any = {"role": "user", "content": given}
-            answer = claude.messages.create(**asked, messages=[turn], max_tokens=8)
-            response: Any = client.responses.create(**asked, input=[item], max_output_tokens=8)
+            answer = claude.messages.create(**request_body, messages=[turn], max_tokens=8)
+            response: Any = client.responses.create(**request_body, input=[item], max_output_tokens=8)
             assert said.choices[0].message.content == answer.content[0].text == response.output_text
             counted = claude.messages.count_tokens(model="seeing", messages=[turn])
             assert said.usage is not None and counted.input_tokens == said.usage.prompt_tokens
@@ -85,19 +85,19 @@ def test_an_answer_about_images_is_transformers_and_goes_on_after_a_kill(kind: s
         serving_farm(str(folder), *options) as farm,
         openai.OpenAI(base_url=farm.base_url, api_key="none", timeout=120, max_retries=0) as client,
     ):
-        asked: dict[str, Any] = {
+        request_body: dict[str, Any] = {
             "model": "seeing",
             "messages": [{"role": "user", "content": content}],
             "max_tokens": NEW,
             "temperature": 0,
             "extra_body": {"return_token_ids": True, "ignore_eos": True},
         }
-        whole: Any = client.chat.completions.create(**asked)
+        whole: Any = client.chat.completions.create(**request_body)
         assert whole.prompt_token_ids == prompt
         assert whole.usage.prompt_tokens == len(prompt)
         assert whole.choices[0].token_ids == expected
         check_other_endpoints(farm.base_url, client, content, pictures)
-        stream = iter(client.chat.completions.create(**asked, stream=True))
+        stream = iter(client.chat.completions.create(**request_body, stream=True))
         tokens: list[int] = []
         while len(tokens) < 5:
             tokens += getattr(next(stream).choices[0], "token_ids", None) or []

@@ -39,8 +39,8 @@ TAKE_OVER_S = 5.0
 
 def address_in(log: Path) -> str:
     """The address of /metrics, as the agent's log says."""
-    found = until(lambda: re.search(r"http://([\d.:]+)/metrics", log.read_text()), 40.0)
-    return found[1]
+    text = until(lambda: re.search(r"http://([\d.:]+)/metrics", log.read_text()), 40.0)
+    return text[1]
 
 
 def scrape(address: str) -> dict[str, float]:

@@ -27,8 +27,8 @@ def row(farm: Farm, name: str) -> list[str]:
 def state(farm: Farm, name: str) -> str:
     """As the list has it in its third column, read without a process for each look; or "absent"."""
     with connect(farm.redis_url) as client:
-        found = [overview for overview in overviews(client) if overview.model == name]
-    return found[0].replicas[0].state if found and found[0].replicas else "absent"
+        model_overviews = [overview for overview in overviews(client) if overview.model == name]
+    return model_overviews[0].replicas[0].state if model_overviews and model_overviews[0].replicas else "absent"
 
 
 def kept(farm: Farm, model: str) -> set[str]:

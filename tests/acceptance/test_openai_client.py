@@ -46,9 +46,9 @@ def test_chat_stream_and_whole_agree(client: openai.OpenAI) -> None:
 
 def test_completions_stream_and_whole_agree(client: openai.OpenAI) -> None:
     """The older endpoint does the same, and stops at max_tokens with that reason."""
-    asked = {"model": "demo", "prompt": "1, 2, 3,", "max_tokens": 12, "temperature": 0}
-    whole = client.completions.create(**asked)
-    streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True))
+    request_body = {"model": "demo", "prompt": "1, 2, 3,", "max_tokens": 12, "temperature": 0}
+    whole = client.completions.create(**request_body)
+    streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(**request_body, stream=True))
     assert streamed == whole.choices[0].text != ""
     assert whole.choices[0].finish_reason == "length"
     assert whole.usage.completion_tokens == 12
@@ -70,26 +70,26 @@ def test_choices_differ_by_their_noise_and_repeat_by_their_seed(client: openai.O
 
 def test_an_answer_is_parsed_into_a_model(client: openai.OpenAI) -> None:
     """Every choice of a hot model is what the schema says, whole and streamed."""
-    asked = {"model": "demo", "messages": QUESTION, "seed": 1, "max_tokens": 200, "response_format": Verdict}
-    whole = client.chat.completions.parse(**asked, n=2)
+    request_body = {"model": "demo", "messages": QUESTION, "seed": 1, "max_tokens": 200, "response_format": Verdict}
+    whole = client.chat.completions.parse(**request_body, n=2)
     assert all(isinstance(choice.message.parsed, Verdict) for choice in whole.choices)
-    with client.chat.completions.stream(**asked) as stream:
+    with client.chat.completions.stream(**request_body) as stream:
         streamed = stream.get_final_completion()
     assert streamed.choices[0].message.parsed == whole.choices[0].message.parsed
 
 
 def test_a_stop_string_ends_the_answer_and_is_cut_off(client: openai.OpenAI) -> None:
     """The text ends before the stop string, streamed and whole."""
-    asked = {
+    request_body = {
         "model": "demo",
         "messages": [{"role": "user", "content": "Count from 1 to 20."}],
         "temperature": 0,
         "stop": [", 7"],
     }
-    whole = client.chat.completions.create(**asked)
+    whole = client.chat.completions.create(**request_body)
     assert whole.choices[0].message.content.endswith("6")
     assert whole.choices[0].finish_reason == "stop"
-    chunks = client.chat.completions.create(**asked, stream=True)
+    chunks = client.chat.completions.create(**request_body, stream=True)
     streamed = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     assert streamed == whole.choices[0].message.content
 

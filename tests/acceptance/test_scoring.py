@@ -43,8 +43,8 @@ def scores(client: openai.OpenAI, prompt: Any, **fields: Any) -> list[list[float
     answer = client.completions.create(
         model="demo", prompt=prompt, echo=True, logprobs=1, temperature=0, extra_body=fields
     )
-    found = [choice.logprobs for choice in answer.choices]
-    return [list(one.token_logprobs or []) for one in found if one is not None]
+    logprobs = [choice.logprobs for choice in answer.choices]
+    return [list(one.token_logprobs or []) for one in logprobs if one is not None]
 
 
 def test_log_likelihoods_equal_transformers(

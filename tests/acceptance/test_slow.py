@@ -107,9 +107,9 @@ def test_a_long_prompt_on_a_slow_machine_is_answered(farm: Farm, folder: Path) -
     try:
         began = time.monotonic()
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(ask, farm, LONG, 8)
-            marked = [one for one in slow_ranks_until(farm, asked.done) if one]
-            text, prompt_tokens = asked.result()
+            future = pool.submit(ask, farm, LONG, 8)
+            marked = [one for one in slow_ranks_until(farm, future.done) if one]
+            text, prompt_tokens = future.result()
         took = time.monotonic() - began
     finally:
         (folder / "slow").unlink()

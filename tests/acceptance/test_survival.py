@@ -167,14 +167,14 @@ def test_without_an_agent_ranks_give_back_what_they_run_and_end(expected: Receiv
                 answers.append(whole(farm, LONG))
             return answers
 
-        asked = [pool.submit(keep_asking) for _ in range(4)]
+        answer_futures = [pool.submit(keep_asking) for _ in range(4)]
         os.kill(agent, signal.SIGSTOP)
         until(lambda: "no agent: the ranks end" in farm.log.read_text())
         until(lambda: not any(map(psutil.pid_exists, pids)))
         over.set()
         until(lambda: int(farm.redis.hget("furrow:{demo}:load", "queued") or 0) > 0)
         os.kill(agent, signal.SIGCONT)
-        answers = [answer for future in asked for answer in future.result()]
+        answers = [answer for future in answer_futures for answer in future.result()]
         assert f"rank 0 (pid {pids[0]}) stopped" in farm.log.read_text(), "it ended in order"
     assert {answer.text for answer in answers} == {expected.text}
 
@@ -207,11 +207,11 @@ def test_the_official_client_outlives_a_killed_api(farm: Farm, expected: Receive
         openai.OpenAI(base_url=farm.base_url, api_key="none", max_retries=0, http_client=http) as client,
         ThreadPoolExecutor() as pool,
     ):
-        asked = pool.submit(answer, client, stream)
+        future = pool.submit(answer, client, stream)
         until(lambda: int(farm.redis.hget("furrow:{demo}:load", "enqueued") or 0) > int(before or 0))
         os.kill(api, signal.SIGKILL)
-        assert not asked.done(), "the answer came before the fault"
-        assert asked.result() == expected.text
+        assert not future.done(), "the answer came before the fault"
+        assert future.result() == expected.text
     assert int(farm.redis.hget("furrow:{demo}:load", "enqueued") or 0) == int(before or 0) + 1
 
 
@@ -302,7 +302,7 @@ def test_a_prefill_outlives_a_pause_of_redis(farm: Farm, mechanism: bool) -> Non
     until(lambda: farm.redis.hget("furrow:{demo}:r0:hb:0", "running") == "0")
     epoch = farm.redis.get("furrow:{demo}:r0:epoch")
     with ThreadPoolExecutor() as pool:
-        asked = pool.submit(whole, farm, body | {"cache_salt": f"paused {mechanism}"})
+        future = pool.submit(whole, farm, body | {"cache_salt": f"paused {mechanism}"})
         rid = until(lambda: running(farm))
         if not mechanism:
             farm.redis.delete("furrow:{demo}:r0:server")
@@ -313,7 +313,7 @@ def test_a_prefill_outlives_a_pause_of_redis(farm: Farm, mechanism: bool) -> Non
         finally:
             resumed_ms = 1000 * time.time()
             server.resume()
-        received = asked.result()
+        received = future.result()
     assert int(farm.redis.hget(f"furrow:{{demo}}:req:{rid}", "t_first")) >= resumed_ms, "it was no prefill any more"
     hands = farm.redis.hget(f"furrow:{{demo}}:req:{rid}", "epochs").split()
     assert (farm.redis.get("furrow:{demo}:r0:epoch") == epoch, len(hands)) == ((True, 1) if mechanism else (False, 2))

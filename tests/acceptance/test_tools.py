@@ -81,17 +81,17 @@ def test_a_demanded_call_fits_its_schema(client: openai.OpenAI) -> None:
 
 def test_a_named_call_streamed_and_whole_agree(client: openai.OpenAI) -> None:
     """The named function is called, with the same arguments part by part and at once."""
-    asked: dict[str, Any] = {
+    request_body: dict[str, Any] = {
         "model": "demo",
         "messages": ASK,
         "tools": [WEATHER, ADD],
         "tool_choice": {"type": "function", "function": {"name": "add"}},
         "temperature": 0,
     }
-    [call] = client.chat.completions.create(**asked).choices[0].message.tool_calls or []
+    [call] = client.chat.completions.create(**request_body).choices[0].message.tool_calls or []
     parts = [
         part
-        for chunk in client.chat.completions.create(**asked, stream=True)
+        for chunk in client.chat.completions.create(**request_body, stream=True)
         for choice in chunk.choices
         for part in choice.delta.tool_calls or []
     ]

@@ -72,14 +72,14 @@ def test_a_request_survives_a_death_in_the_middle_of_a_wake(farm: Farm, client: 
     expected = answer(client, f"{victim}-three")
     names = [f"{victim}-one", f"{victim}-two"]
     with ThreadPoolExecutor() as pool:
-        asked: list[Future[str]] = [pool.submit(answer, client, name) for name in names]
+        future: list[Future[str]] = [pool.submit(answer, client, name) for name in names]
         until(lambda: any(farm.redis.hget(f"furrow:{{{name}}}:load", "queued") == "1" for name in names))
         if victim == "leader":
             farm.kill(until(lambda: led(farm, names), 60), 0)
         else:
             module = {"agent": "worker agent", "api": "-m api"}[victim]
             os.kill(until(lambda: process_of(farm, module)), signal.SIGKILL)
-        assert [one.result(120) for one in asked] == [expected] * 2
+        assert [one.result(120) for one in future] == [expected] * 2
 
 
 def led(farm: Farm, names: list[str]) -> str | None:

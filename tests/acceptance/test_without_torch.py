@@ -57,10 +57,10 @@ def asked(farm: Farm, model: str = "demo", **fields: Any) -> dict[str, Any]:
 def test_neither_package_is_found(hidden: dict[str, str]) -> None:
     """What the other tests stand on."""
     program = f"import importlib.util; print([importlib.util.find_spec(one) for one in {PACKAGES!r}])"
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=clean_environment(**hidden)
     )
-    assert told.stdout == "[None, None]\n"
+    assert process.stdout == "[None, None]\n"
 
 
 def test_an_answer_survives_the_death_of_a_rank(farm: Farm) -> None:
@@ -128,5 +128,5 @@ def test_no_process_has_torch(farm: Farm) -> None:
 def test_a_run_in_a_pipe(hidden: dict[str, str]) -> None:
     """With a private server, an agent and a leader of its own."""
     command = [sys.executable, "-m", "ops.cli", "run", "demo", "Count from 1 to 5.", "--set", "temperature=0"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean_environment(**hidden))
-    assert told.stdout.strip() == "1, 2, 3, 4, 5."
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean_environment(**hidden))
+    assert process.stdout.strip() == "1, 2, 3, 4, 5."

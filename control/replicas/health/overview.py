@@ -18,7 +18,7 @@ from control.keys import CLASSES, ModelKeys
 from control.messages import ModelKind, ModelSpec, PoolingAssets
 from control.placement import farm
 from control.placement.demand import Demand
-from control.placement.placement import count_of
+from control.placement.placement import replica_count
 from control.placement.rollout import free_names, in_order
 from control.records import catalog
 from control.records.backend import Backend, backends
@@ -335,7 +335,7 @@ class _Model:
     @property
     def wanted(self) -> int:
         """The replicas that are to run now."""
-        return count_of(self.spec, {} if self.demand is None else {self.spec.name: self.demand.replicas})
+        return replica_count(self.spec, {} if self.demand is None else {self.spec.name: self.demand.replicas})
 
 
 def _about(name: str) -> list[Call[Any]]:

@@ -168,9 +168,9 @@ class ScriptedFarm:
 
     def spec(self, name: str) -> ModelSpec:
         """The desired state of a model. Raises AssertionError for an unknown one."""
-        found = catalog.get_spec(self.client, name)
-        assert found is not None, name
-        return found
+        model_spec = catalog.get_spec(self.client, name)
+        assert model_spec is not None, name
+        return model_spec
 
     def _run(self) -> None:
         while not self._stopping.wait(TICK_S):

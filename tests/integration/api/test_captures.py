@@ -75,9 +75,9 @@ def _chat(answer: httpx.Response, stream: bool) -> Result:
         message = choice["message"]
         calls = [call["function"] for call in message.get("tool_calls") or []]
         return _ended(message["content"] or "", calls, choice["finish_reason"])
-    found = [event for event in events(answer.text.splitlines()) if event.comment is None]
-    assert found[-1].done and len({event.data["id"] for event in found[:-1]}) == 1
-    choices = [event.data["choices"][0] for event in found[:-1] if event.data["choices"]]
+    event_list = [event for event in events(answer.text.splitlines()) if event.comment is None]
+    assert event_list[-1].done and len({event.data["id"] for event in event_list[:-1]}) == 1
+    choices = [event.data["choices"][0] for event in event_list[:-1] if event.data["choices"]]
     assert choices[0]["delta"]["role"] == "assistant"
     calls: list[Any] = []
     for part in [part for choice in choices for part in choice["delta"].get("tool_calls") or []]:
@@ -92,11 +92,11 @@ def _chat(answer: httpx.Response, stream: bool) -> Result:
 def _response(answer: httpx.Response, stream: bool) -> Result:
     response = answer.json() if not stream else None
     if stream:
-        found = [event.data for event in events(answer.text.splitlines()) if event.comment is None]
-        assert [event["sequence_number"] for event in found] == list(range(len(found)))
-        assert found[0]["type"] == "response.created"
-        response = found[-1]["response"]
-        deltas = "".join(event["delta"] for event in found if event["type"] == "response.output_text.delta")
+        event_list = [event.data for event in events(answer.text.splitlines()) if event.comment is None]
+        assert [event["sequence_number"] for event in event_list] == list(range(len(event_list)))
+        assert event_list[0]["type"] == "response.created"
+        response = event_list[-1]["response"]
+        deltas = "".join(event["delta"] for event in event_list if event["type"] == "response.output_text.delta")
         assert deltas == "".join(_texts(response))
     calls = [item for item in response["output"] if item["type"] == "function_call"]
     finish = "length" if response["incomplete_details"] else "tool_calls" if calls else "stop"
@@ -113,14 +113,14 @@ def _message(answer: httpx.Response, stream: bool) -> Result:
         message = answer.json()
         blocks, stop = message["content"], message["stop_reason"]
     else:
-        found = [event.data for event in events(answer.text.splitlines()) if event.comment is None]
-        assert (found[0]["type"], found[-1]["type"]) == ("message_start", "message_stop")
-        blocks = [event["content_block"] for event in found if event["type"] == "content_block_start"]
-        for event in [event for event in found if event["type"] == "content_block_delta"]:
+        event_list = [event.data for event in events(answer.text.splitlines()) if event.comment is None]
+        assert (event_list[0]["type"], event_list[-1]["type"]) == ("message_start", "message_stop")
+        blocks = [event["content_block"] for event in event_list if event["type"] == "content_block_start"]
+        for event in [event for event in event_list if event["type"] == "content_block_delta"]:
             block, delta = blocks[event["index"]], event["delta"]
             kind = "text" if delta["type"] == "text_delta" else "json"
             block[kind] = block.get(kind, "") + delta.get("text", "") + delta.get("partial_json", "")
-        [stop] = [event["delta"]["stop_reason"] for event in found if event["type"] == "message_delta"]
+        [stop] = [event["delta"]["stop_reason"] for event in event_list if event["type"] == "message_delta"]
     text = "".join(block["text"] for block in blocks if block["type"] == "text")
     used = [block for block in blocks if block["type"] == "tool_use"]
     calls = [{"name": block["name"], "arguments": block.get("json") or block["input"]} for block in used]
@@ -138,12 +138,15 @@ def _parsed(call: dict[str, Any]) -> tuple[str, Any]:
 
 def _completion(answer: httpx.Response, stream: bool) -> Result:
     assert stream
-    found = [event for event in events(answer.text.splitlines()) if event.comment is None]
-    assert found[-1].done
+    event_list = [event for event in events(answer.text.splitlines()) if event.comment is None]
+    assert event_list[-1].done
     [finish] = [
-        choice["finish_reason"] for event in found[:-1] for choice in event.data["choices"] if choice["finish_reason"]
+        choice["finish_reason"]
+        for event in event_list[:-1]
+        for choice in event.data["choices"]
+        if choice["finish_reason"]
     ]
-    return _ended("".join(event.text for event in found), [], finish)
+    return _ended("".join(event.text for event in event_list), [], finish)
 
 
 READERS = {"/completions": _completion, "/chat/completions": _chat, "/responses": _response, "/messages": _message}

@@ -20,16 +20,16 @@ def test_lost_events_are_read_from_the_log(api: ApiProcess, leader: ScriptedLead
     """With the live channel cut at every step, the stream still is whole."""
     leader.pause()
     with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=40) as response:
-        found = events(response.iter_lines())
+        events_read = events(response.iter_lines())
         text = ""
         for _ in range(3):
             redis_client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
             leader.step(2)
             before = len(text)
             while len(text) < before + 2:
-                text += next(found).text
+                text += next(events_read).text
         leader.resume()
-        assert text + text_of(found) == "you said hello"
+        assert text + text_of(events_read) == "you said hello"
 
 
 def test_redis_goes_away_and_comes_back(tmp_path: Path) -> None:
@@ -40,11 +40,11 @@ def test_redis_goes_away_and_comes_back(tmp_path: Path) -> None:
         with running_api(server.url, tmp_path) as api:
             leader.pause()
             with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=40) as response:
-                found = events(response.iter_lines())
+                events_read = events(response.iter_lines())
                 leader.step(3)
                 text = ""
                 while len(text) < 3:
-                    text += next(found).text
+                    text += next(events_read).text
                 server.kill()
                 refused = httpx.post(f"{api.url}{CHAT}", json=chat("x"), timeout=40)
                 assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
@@ -52,7 +52,7 @@ def test_redis_goes_away_and_comes_back(tmp_path: Path) -> None:
                 assert httpx.get(f"{api.url}/health").status_code == 200
                 server.start()
                 leader.resume()
-                assert text + text_of(found) == "you said hello"
+                assert text + text_of(events_read) == "you said hello"
         leader.stop()
 
 
@@ -65,17 +65,17 @@ def test_a_redis_that_says_nothing_is_refused_for_and_waited_for(tmp_path: Path)
         with running_api(server.url, tmp_path) as api:
             leader.pause()
             with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=30) as response:
-                found = events(response.iter_lines())
+                events_read = events(response.iter_lines())
                 leader.step(3)
                 text = ""
                 while len(text) < 3:
-                    text += next(found).text
+                    text += next(events_read).text
                 server.process.send_signal(signal.SIGSTOP)
                 refused = [httpx.post(f"{api.url}{CHAT}", json=chat("x"), timeout=40) for _ in range(4)]
                 server.process.send_signal(signal.SIGCONT)
                 assert {(one.status_code, one.headers["retry-after"]) for one in refused} == {(503, "1")}
                 leader.resume()
-                assert text + text_of(found) == "you said hello"
+                assert text + text_of(events_read) == "you said hello"
         leader.stop()
 
 
@@ -88,13 +88,13 @@ def test_an_open_stream_outlives_a_redis_that_lost_everything(tmp_path: Path) ->
             leader.pause()
             body = chat("hello", stream=True, n=2)
             with httpx.stream("POST", f"{api.url}{CHAT}", json=body, timeout=40) as response:
-                found = events(response.iter_lines())
+                events_read = events(response.iter_lines())
                 leader.step(3)
-                before = [next(found) for _ in range(2 + 2 * 3)]
+                before = [next(events_read) for _ in range(2 + 2 * 3)]
                 server.kill()
                 server.start()
                 leader.resume()
-                chunks = [event.data for event in [*before, *found] if event.data]
+                chunks = [event.data for event in [*before, *events_read] if event.data]
                 texts = ["", ""]
                 for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
                     texts[choice["index"]] += choice["delta"].get("content") or ""

@@ -56,10 +56,10 @@ async def test_64_streams_in_order(api: ApiProcess, leader: ScriptedLeader) -> N
 
     limits = httpx.Limits(max_connections=64)
     async with httpx.AsyncClient(base_url=api.url, timeout=40, limits=limits) as client:
-        found = await asyncio.gather(*(one(client, f"c{index}") for index in range(64)))
-    for index, (_, text) in enumerate(found):
+        answers = await asyncio.gather(*(one(client, f"c{index}") for index in range(64)))
+    for index, (_, text) in enumerate(answers):
         assert text == " ".join(f"c{index}-{word}" for word in range(40))
-    for rid, _ in found:
+    for rid, _ in answers:
         assert len(until(lambda rid=rid: api.ended(rid))) == 1
 
 
@@ -68,14 +68,14 @@ def test_comments_while_it_waits(impatient: ApiProcess, leader: ScriptedLeader) 
     leader.claiming = False
     with httpx.stream("POST", f"{impatient.url}{CHAT}", json=chat("x", stream=True), timeout=40) as response:
         comments: list[str] = []
-        found = events(response.iter_lines())
+        events_read = events(response.iter_lines())
         while "queue position 1" not in comments or "keep-alive" not in comments:
-            comments.append(str(next(found).comment))
+            comments.append(str(next(events_read).comment))
         warning = until(lambda: [line for line in impatient.lines if line.get("action") == "request_waits"])[0]
         assert warning["rid"] == response.headers["x-request-id"]
         assert warning["waited_ms"] >= 2000
         leader.claiming = True
-        assert text_of(found) == "you said x"
+        assert text_of(events_read) == "you said x"
 
 
 def test_comments_tell_the_expected_wait_and_its_end(
@@ -91,14 +91,14 @@ def test_comments_tell_the_expected_wait_and_its_end(
     first.start()
     until(lambda: redis_client.hget(load, "queued") == "1")
     with httpx.stream("POST", f"{impatient.url}{CHAT}", json=chat("y", stream=True), timeout=40) as response:
-        found = events(response.iter_lines())
-        place = re.fullmatch(r"queue position 2, expected wait (\d+) ms", str(next(found).comment))
+        events_read = events(response.iter_lines())
+        place = re.fullmatch(r"queue position 2, expected wait (\d+) ms", str(next(events_read).comment))
         assert place is not None and 20_000 < int(place[1]) <= 30_000
         leader.pause()
         leader.claiming = True
-        assert "claimed" in iter(lambda: next(found).comment, None)
+        assert "claimed" in iter(lambda: next(events_read).comment, None)
         leader.resume()
-        assert text_of(found) == "you said y"
+        assert text_of(events_read) == "you said y"
     first.join()
 
 

@@ -76,10 +76,16 @@ def populate(client: SyncRedis, url: str) -> Populated:
     reply(client, MODEL, "r0", Pong(epoch=lease.epoch, seq=1, rank=1, world_size=2, cuda_device="cpu"))
     key, _ = access.mint(name="acme", tenant="acme", rpm=60)
     access.create(client, key)
-    found = Populated(client, lease, poisoned, key=key.id)
-    _fill_queue(found)
+    populated = Populated(client, lease, poisoned, key=key.id)
+    _fill_queue(populated)
     stored = StoredResponse(
-        rid=found.running, owner="acme", tenant="acme", model=MODEL, view="{}", previous="rid-0", input=[{"id": "i"}]
+        rid=populated.running,
+        owner="acme",
+        tenant="acme",
+        model=MODEL,
+        view="{}",
+        previous="rid-0",
+        input=[{"id": "i"}],
     )
     run(client, keep_response(stored, 60_000, Quota(1 << 20, 100)))
     run_all(client, watch_response(stored.rid, stored.owner))
@@ -88,7 +94,7 @@ def populate(client: SyncRedis, url: str) -> Populated:
     for key in client.scan_iter(f"{keys.PREFIX}*"):
         if 0 < client.pttl(key) <= constants.LOCK_MS:
             client.pexpire(key, 60_000)
-    return found
+    return populated
 
 
 def _fill_queue(found: Populated) -> None:

@@ -82,8 +82,8 @@ class LeaderScene:
     ) -> None:
         fields = {"max_tokens": LONG, "temperature": 0.0} | sampling
         params = GenerationRequest(prompt=prompt or PROMPT, sampling=Sampling(**fields), cache_salt=cache_salt)
-        asked = Enqueue(rid=rid, model=MODEL, params=params, tenant=tenant, priority=priority, keep_ms=keep_ms)
-        self.redis.run(requests.enqueue(asked))
+        request = Enqueue(rid=rid, model=MODEL, params=params, tenant=tenant, priority=priority, keep_ms=keep_ms)
+        self.redis.run(requests.enqueue(request))
 
     def log(self, rid: str) -> list[LogEntry]:
         return [entry for page in read_pages(self.redis.client, MODEL, rid) for entry in page]

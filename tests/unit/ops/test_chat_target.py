@@ -22,9 +22,9 @@ def test_make_chat_talks_to_the_packaged_model() -> None:
     """Its package is installed by the pin of constraints.txt, in CI too, where `make chat` is run."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     command = ["make", "-n", "-o", ".venv/.installed", "chat"]
-    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
-    assert re.search(r"^\S+furrow run smollm2$", told, re.MULTILINE) and "smollm2" in PACKAGED
-    assert INSTALL.format(" --disable-pip-version-check") in told
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"^\S+furrow run smollm2$", process, re.MULTILINE) and "smollm2" in PACKAGED
+    assert INSTALL.format(" --disable-pip-version-check") in process
     ci = (ROOT / ".ci" / "run").read_text()
     assert INSTALL.format("") in ci and 'echo "Hi." | make chat' in ci
 

@@ -1,4 +1,8 @@
-"""Attention over pages by Triton kernels: new keys and values stored, single tokens and chunks attended."""
+"""Attention over pages by Triton kernels: new keys and values stored, single tokens and chunks attended.
+
+It is only imported for a GPU or Triton's interpreter. Launchers take tensors and read no value from the device, so that
+a CUDA graph can hold what they launch.
+"""
 
 from __future__ import annotations
 

@@ -83,8 +83,8 @@ def test_one_process_writes_each_sample(server: Server, redis_client: SyncRedis)
 def test_samples_of_an_hour_are_read(api: ApiProcess, http: httpx.Client, redis_client: SyncRedis) -> None:
     """Oldest first, no more than an hour of them, for operators."""
     redis_client.delete(keys.PLOTS)
-    kept = [PlotSample(at_ms=number * 10_000, points={FARM: Point(rate=1.5)}) for number in range(1, 601)]
-    for one in kept:
+    samples = [PlotSample(at_ms=number * 10_000, points={FARM: Point(rate=1.5)}) for number in range(1, 601)]
+    for one in samples:
         run_every(redis_client, keep(one))
     data: list[dict[str, Any]] = http.get("/farm/plots").json()["data"]
     times = [one["at_ms"] for one in data]

@@ -49,8 +49,8 @@ def test_the_oldest_of_the_same_tenant_go(keyed: ApiProcess, leader: ScriptedLea
     with client_of(keyed, "one") as one, client_of(keyed, "two") as two:
         of_two = create(two)
         stored = [create(one) for _ in range(NUMBER + 3)]
-        found = [one.get(f"/v1/responses/{identity}").status_code for identity in stored]
-        assert found == [404] * 3 + [200] * NUMBER
+        statuses = [one.get(f"/v1/responses/{identity}").status_code for identity in stored]
+        assert statuses == [404] * 3 + [200] * NUMBER
         refused = one.get(f"/v1/responses/{stored[0]}").json()["error"]
         assert refused["code"] == "response_not_found"
         assert (

@@ -153,8 +153,8 @@ def test_what_ended_with_nobody_looking(
     for rid in rids:
         until(lambda rid=rid: redis_client.hget(keys.ModelKeys("tiny").request(rid), "state") == "finished")
         assert redis_client.hget(RECORDS.record(rid), "response") is None
-    asked = other.get(f"/v1/responses/resp_{rids[0]}").json()
-    assert (asked["status"], asked["output"][0]["content"][0]["text"]) == ("completed", SAID)
+    answer_body = other.get(f"/v1/responses/resp_{rids[0]}").json()
+    assert (answer_body["status"], answer_body["output"][0]["content"][0]["text"]) == ("completed", SAID)
     redis_client.zadd(keys.OPEN_RESPONSES, {f"{rids[1]} {KEYLESS}": 1})
     until(lambda: redis_client.hget(RECORDS.record(rids[1]), "response"))
     until(lambda: redis_client.zscore(keys.OPEN_RESPONSES, f"{rids[1]} {KEYLESS}") is None)

@@ -29,14 +29,14 @@ def test_a_call_in_the_older_form_and_its_result(client: openai.OpenAI, leader: 
     leader.reply = lambda prompt: (
         "It rains." if "tool_response" in prompt else f"{called('get_weather', PARIS)}{called('get_time', '{}')}"
     )
-    asked: Any = {"model": "tiny", "functions": FUNCTIONS, "function_call": "auto"}
-    first = client.chat.completions.create(**asked, messages=ASK).choices[0]
+    request_body: Any = {"model": "tiny", "functions": FUNCTIONS, "function_call": "auto"}
+    first = client.chat.completions.create(**request_body, messages=ASK).choices[0]
     assert json.loads(leader.prompt().splitlines()[0].removeprefix("<tools>")) == WEATHER
     assert (first.finish_reason, first.message.content, first.message.tool_calls) == ("function_call", None, None)
     call = first.message.function_call
     assert call is not None and (call.name, call.arguments) == ("get_weather", PARIS)
     messages = [*ASK, first.message, {"role": "function", "name": "get_weather", "content": "rain"}]
-    second = client.chat.completions.create(**asked, messages=messages).choices[0]
+    second = client.chat.completions.create(**request_body, messages=messages).choices[0]
     assert (second.message.content, second.finish_reason) == ("It rains.", "stop")
     history = 'assistant: <tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>\n'
     assert f"{history}tool: <tool_response>rain</tool_response>\n" in leader.prompt()

@@ -74,14 +74,14 @@ def test_reasoning_and_calls_that_the_message_has_begun(client: openai.OpenAI, l
     leader.reply = lambda _: CALL[30:]
     messages = [*ASK, {"role": "assistant", "content": f"I look. {CALL[:30]}"}]
     for stream in (False, True):
-        asked: Any = {"model": "tiny", "messages": messages, "tools": [WEATHER], "extra_body": CONTINUED}
+        request_body: Any = {"model": "tiny", "messages": messages, "tools": [WEATHER], "extra_body": CONTINUED}
         if stream:
-            parts = list(client.chat.completions.create(**asked, stream=True))
+            parts = list(client.chat.completions.create(**request_body, stream=True))
             deltas = [call for chunk in parts for call in chunk.choices[0].delta.tool_calls or []]
             assert (deltas[0].function.name, parts[-1].choices[0].finish_reason) == ("get_weather", "tool_calls")
             assert json.loads("".join(call.function.arguments for call in deltas)) == {"city": "Paris"}
         else:
-            [call] = client.chat.completions.create(**asked).choices[0].message.tool_calls
+            [call] = client.chat.completions.create(**request_body).choices[0].message.tool_calls
             assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
 
 

@@ -51,12 +51,12 @@ def test_a_stored_completion_is_what_was_answered(client: openai.OpenAI, leader:
     """Whole, streamed and with choices; with what was asked, its messages and its labels."""
     leader.reply = lambda _: "It rains."
     whole = create(client, n=2, seed=7, metadata={"use": "test"}, temperature=0.5, user="me")
-    found = client.chat.completions.retrieve(whole.id)
-    assert [choice.message for choice in found.choices] == [choice.message for choice in whole.choices]
-    assert (found.usage, found.created, found.model) == (whole.usage, whole.created, "tiny")
-    told: Any = found.to_dict()
-    assert (told["seed"], told["temperature"], told["input_user"]) == (7, 0.5, "me")
-    assert told["metadata"] == {"use": "test"}
+    completion = client.chat.completions.retrieve(whole.id)
+    assert [choice.message for choice in completion.choices] == [choice.message for choice in whole.choices]
+    assert (completion.usage, completion.created, completion.model) == (whole.usage, whole.created, "tiny")
+    item_fields: Any = completion.to_dict()
+    assert (item_fields["seed"], item_fields["temperature"], item_fields["input_user"]) == (7, 0.5, "me")
+    assert item_fields["metadata"] == {"use": "test"}
     chunks = list(create(client, stream=True))
     streamed = client.chat.completions.retrieve(chunks[0].id)
     assert streamed.choices[0].message.content == "It rains." and streamed.choices[0].finish_reason == "stop"
@@ -171,8 +171,8 @@ def test_a_model_that_leaves_hides_no_answer(client: openai.OpenAI, leader: Scri
     catalog.tombstone(redis_client, "tiny")
     try:
         until(lambda: not_served(client))
-        found = client.chat.completions.list(order="desc", limit=1).data
-        assert [one.id for one in found] == [f"chatcmpl-{rid}"]
+        data = client.chat.completions.list(order="desc", limit=1).data
+        assert [one.id for one in data] == [f"chatcmpl-{rid}"]
     finally:
         redis_client.rename("kept", spec)
         until(lambda: not not_served(client))
@@ -196,8 +196,8 @@ def test_answers_outlive_their_model(
                 for identity in (chat, response):
                     unread(redis_client, identity)
                 assert each.chat.completions.retrieve(chat).choices[0].message.content == "It rains."
-                found = each.responses.retrieve(response)
-                assert (found.status, found.output_text) == ("completed", "It rains.")
+                completion = each.responses.retrieve(response)
+                assert (completion.status, completion.output_text) == ("completed", "It rains.")
     finally:
         redis_client.rename("kept", REQUESTS.spec)
         redis_client.rename(REQUESTS.assets_left, REQUESTS.assets)

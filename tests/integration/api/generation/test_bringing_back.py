@@ -74,9 +74,9 @@ def begin(farm: TwoProcesses, body: dict[str, Any], **headers: str) -> list[Even
     """The first three characters of a stream of the first process, which then is killed."""
     farm.leader.step(3)
     with httpx.stream("POST", f"{farm.first.url}{CHAT}", json=body, headers=headers, timeout=15) as response:
-        found = read_characters(events(response.iter_lines()), 3)
+        text = read_characters(events(response.iter_lines()), 3)
         farm.kill_first()
-    return found
+    return text
 
 
 def both(claims: list[Claimed]) -> dict[str, GenerationRequest]:
@@ -148,8 +148,8 @@ def test_a_resume_waits_for_who_can_bring_it_back(farm: TwoProcesses) -> None:
         httpx.stream("POST", f"{farm.first.url}{CHAT}", json=body, timeout=15) as response,
         ThreadPoolExecutor() as pool,
     ):
-        found = events(response.iter_lines())
-        before = read_characters(found, 3)
+        events_read = events(response.iter_lines())
+        before = read_characters(events_read, 3)
         farm.first.process.send_signal(signal.SIGSTOP)
         try:
             farm.flush()
@@ -160,7 +160,7 @@ def test_a_resume_waits_for_who_can_bring_it_back(farm: TwoProcesses) -> None:
             farm.first.process.send_signal(signal.SIGCONT)
         farm.leader.resume()
         assert text_of([*before, *read_all(again.result())]) == "you said hello"
-        assert text_of([*before, *found]) == "you said hello"
+        assert text_of([*before, *events_read]) == "you said hello"
 
 
 async def test_what_died_with_its_process_is_refused_in_the_end(server: Server, leader: ScriptedLeader) -> None:

@@ -43,8 +43,8 @@ def test_sigterm_finishes_open_streams_and_refuses_new_requests(
     with running_api(server.url, tmp_path) as api:
         with httpx.stream("POST", f"{api.url}{CHAT}", json=chat("hello", stream=True), timeout=40) as response:
             leader.step()
-            found = events(response.iter_lines())
-            text = next(event for event in found if event.text).text
+            events_read = events(response.iter_lines())
+            text = next(event for event in events_read if event.text).text
             api.process.send_signal(signal.SIGTERM)
             until(lambda: drains(api))
             ready = httpx.get(f"{api.url}/ready")
@@ -55,7 +55,7 @@ def test_sigterm_finishes_open_streams_and_refuses_new_requests(
                 assert refused.headers["retry-after"] == "1"
                 assert refused.headers["connection"] == "close"
             leader.resume()
-            assert text + text_of(found) == "you said hello"
+            assert text + text_of(events_read) == "you said hello"
         assert ended_cleanly(api)
         assert len([line for line in api.lines if line.get("status") == 200]) == 1
 
@@ -109,8 +109,8 @@ def test_a_second_signal_ends_the_grace(server: Server, leader: ScriptedLeader, 
             api.process.send_signal(signal.SIGINT)
             until(lambda: drains(api))
             api.process.send_signal(signal.SIGINT)
-            found = read_all(response)
-        assert found[-1].data["error"]["code"] == "stream_interrupted"
+            events = read_all(response)
+        assert events[-1].data["error"]["code"] == "stream_interrupted"
         assert ended_cleanly(api)
 
 

@@ -113,23 +113,23 @@ def test_a_stream_and_its_resumes(http: httpx.Client, leader: ScriptedLeader, fi
     body = {"model": "tiny", "prompt": PROMPT, "echo": True, "n": 2, **fields}
     whole = http.post(COMPLETIONS, json=body).json()
     with http.stream("POST", COMPLETIONS, json=body | {"stream": True}) as response:
-        found = read_all(response)
-    texts, tokens, ends = zip(*merged(found), strict=True)
+        events = read_all(response)
+    texts, tokens, ends = zip(*merged(events), strict=True)
     assert [choice["text"] for choice in whole["choices"]] == list(texts)
     assert [choice["finish_reason"] for choice in whole["choices"]] == list(ends)
     if fields:
         assert [token[2] for token in tokens[0]] == whole["choices"][0]["logprobs"]["text_offset"]
-    rid = found[0].data["id"].removeprefix("cmpl-")
-    for place, event in enumerate(found):
+    rid = events[0].data["id"].removeprefix("cmpl-")
+    for place, event in enumerate(events):
         rest = http.get(f"/v1/requests/{rid}/events", headers={"last-event-id": str(event.id)})
-        assert merged(found[: place + 1] + read_all(rest)) == merged(found), event.id
+        assert merged(events[: place + 1] + read_all(rest)) == merged(events), event.id
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/chat/completions"])
 def test_prompt_logprobs_have_the_form_of_vllm(http: httpx.Client, leader: ScriptedLeader, path: str) -> None:
     """vLLM's form: by token id, with rank and text; the first token has none."""
-    asked = {"prompt": PROMPT} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "x"}]}
-    answer = http.post(path, json={"model": "tiny", "prompt_logprobs": 1, "max_tokens": 0, **asked}).json()
+    request_body = {"prompt": PROMPT} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "x"}]}
+    answer = http.post(path, json={"model": "tiny", "prompt_logprobs": 1, "max_tokens": 0, **request_body}).json()
     prompt = leader.claimed[0].params.prompt
     told = answer["choices"][0]["prompt_logprobs"] if path == COMPLETIONS else answer["prompt_logprobs"]
     assert len(told) == len(prompt) > PROMPT_TOKENS and told[0] is None

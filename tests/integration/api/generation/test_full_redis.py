@@ -85,8 +85,8 @@ def test_full_it_refuses_what_is_new_and_ends_what_runs(
         closing(connect((folder / "url").read_text())) as redis,
     ):
         small.pause()
-        asked = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "stream": True}
-        with http.stream("POST", "/v1/chat/completions", json=asked) as running:
+        request_body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+        with http.stream("POST", "/v1/chat/completions", json=request_body) as running:
             assert running.status_code == 200
             until(lambda: small.claimed)
             small.claiming = False
@@ -99,7 +99,7 @@ def test_full_it_refuses_what_is_new_and_ends_what_runs(
             [memory] = server_memory(redis)
             assert memory.most == FULL and memory.share > 0.9
             queued = int(redis.hget(ModelKeys("tiny").load, "queued") or 0)
-            for path, body in (("chat/completions", asked), ("responses", {"model": "tiny", "input": "x"})):
+            for path, body in (("chat/completions", request_body), ("responses", {"model": "tiny", "input": "x"})):
                 assert http.post(f"/v1/{path}", json=body).status_code == 503
             assert int(redis.hget(ModelKeys("tiny").load, "queued") or 0) == queued
             small.resume()
@@ -117,7 +117,7 @@ def test_full_it_refuses_what_is_new_and_ends_what_runs(
             if ":req:" in key or ":log:" in key:
                 redis.pexpire(key, 1)  # as two minutes later
         until(lambda: server_memory(redis)[0].share < 0.9)
-        again = http.post("/v1/chat/completions", json={**asked, "stream": False})
+        again = http.post("/v1/chat/completions", json={**request_body, "stream": False})
         assert again.json()["choices"][0]["message"]["content"] == "you said hello"
 
 
@@ -134,5 +134,5 @@ def test_a_short_burst_is_not_fatal_for_the_process(folder: Path, small: Scripte
             wait_for_renewal(redis, lock)
         redis.config_set("maxmemory", MEMORY)
         until(lambda: http.post("/v1/completions", json=LARGE).status_code == 200)
-        found: Any = http.get("/health").json()
-        assert found == {"status": "ok"}
+        body: Any = http.get("/health").json()
+        assert body == {"status": "ok"}

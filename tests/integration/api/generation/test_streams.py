@@ -40,15 +40,15 @@ def full_stream(http: httpx.Client, **fields: Any) -> list[Event]:
 
 def test_event_ids_only_grow(http: httpx.Client, leader: ScriptedLeader) -> None:
     """Every event has an id `<rid>:<seq>.<part>` that only grows, and [DONE] ends the stream."""
-    found = full_stream(http)
-    rid = found[0].data["id"].removeprefix("chatcmpl-")
+    events = full_stream(http)
+    rid = events[0].data["id"].removeprefix("chatcmpl-")
     places = []
-    for event in found:
+    for event in events:
         assert event.id is not None and event.id.startswith(f"{rid}:")
         seq, part = event.id.removeprefix(f"{rid}:").split(".")
         places.append((int(seq), int(part)))
     assert places == sorted(set(places))
-    assert found[-1].done and not any(event.done for event in found[:-1])
+    assert events[-1].done and not any(event.done for event in events[:-1])
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"stop": ["said hel"]}, {"logprobs": True, "top_logprobs": 1}])
@@ -88,10 +88,10 @@ def test_resume_in_the_middle_by_the_same_post(http: httpx.Client, other: httpx.
     body = chat("a long story", stream=True, on_disconnect="continue")
     with http.stream("POST", CHAT, json=body) as response:
         leader.step(5)
-        found = events(response.iter_lines())
+        events_read = events(response.iter_lines())
         before = []
         while len(text_of(before)) < 5:
-            before.append(next(event for event in found if not event.comment))
+            before.append(next(event for event in events_read if not event.comment))
     leader.resume()
     again = other.post(CHAT, json=body, headers={"last-event-id": str(before[-1].id)})
     after = read_all(again)
@@ -192,10 +192,10 @@ def test_cancel_by_another_connection(http: httpx.Client, leader: ScriptedLeader
     with http.stream("POST", CHAT, json=chat("x", stream=True)) as response:
         rid = response.headers["x-request-id"]
         leader.step()
-        found = events(response.iter_lines())
-        assert next(event for event in found if event.text)
+        events_read = events(response.iter_lines())
+        assert next(event for event in events_read if event.text)
         assert httpx.delete(f"{api.url}/v1/requests/{rid}").json()["state"] in ("running", "cancelled")
-        rest = list(found)
+        rest = list(events_read)
     assert rest[-2].data["error"]["code"] == "request_cancelled"
     assert rest[-1].done
     status = http.get(f"/v1/requests/{rid}").json()
@@ -231,11 +231,11 @@ def test_a_queued_request_is_cancelled_before_its_headers(
 def test_a_failure_after_the_first_token(http: httpx.Client, leader: ScriptedLeader, api: ApiProcess) -> None:
     """A late failure is an error event with OpenAI's object, then [DONE]; without a stream it is a status."""
     leader.fail_at = 5
-    found = full_stream(http)
-    assert found[-2].data["error"]["code"] == "generation_failed"
-    assert "not finite" in found[-2].data["error"]["message"]
-    assert found[-1].done
-    assert text_of(found) == "you s"
+    events = full_stream(http)
+    assert events[-2].data["error"]["code"] == "generation_failed"
+    assert "not finite" in events[-2].data["error"]["message"]
+    assert events[-1].done
+    assert text_of(events) == "you s"
     plain = http.post(CHAT, json=chat("x"))
     assert (plain.status_code, plain.json()["error"]["code"]) == (500, "generation_failed")
 

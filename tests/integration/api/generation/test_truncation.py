@@ -20,18 +20,18 @@ def talk(turns: int, size: int) -> list[Any]:
 
 def test_the_oldest_turns_go(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """Instructions and the newest turns stay, with room for the answer; without the word it is a 400."""
-    asked: Any = {"model": "tiny", "instructions": "Be short.", "input": talk(9, 300), "max_output_tokens": 1000}
+    request_body: Any = {"model": "tiny", "instructions": "Be short.", "input": talk(9, 300), "max_output_tokens": 1000}
     with pytest.raises(openai.BadRequestError) as refused:
-        client.responses.create(**asked)
+        client.responses.create(**request_body)
     assert refused.value.code == "context_length_exceeded"
-    response = client.responses.create(**asked, truncation="auto")
+    response = client.responses.create(**request_body, truncation="auto")
     assert (response.truncation, response.output_text) == ("auto", "you said last")
     prompt = leader.prompt()
     assert prompt.startswith(f"system: Be short.\nuser: {'5' * 300}\nassistant: {'5' * 300}\n")
     assert prompt.endswith("\nuser: last\n")
     assert leader.claimed[-1].params.sampling.max_tokens == 1000
     count = client.responses.input_tokens.count(
-        **{name: asked[name] for name in ("model", "instructions", "input")}, truncation="auto"
+        **{name: request_body[name] for name in ("model", "instructions", "input")}, truncation="auto"
     )
     assert CONTEXT / 2 < count.input_tokens <= 3 / 4 * CONTEXT
     listed = list(itertools.islice(client.responses.input_items.list(response.id, limit=100), 100))
@@ -40,10 +40,10 @@ def test_the_oldest_turns_go(client: openai.OpenAI, leader: ScriptedLeader) -> N
 
 def test_what_fits_is_left_alone(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """Without a limit of its own a prompt may take all but one token, as it may without truncation."""
-    asked: Any = {"model": "tiny", "input": talk(6, 330)}
-    client.responses.create(**asked)
+    request_body: Any = {"model": "tiny", "input": talk(6, 330)}
+    client.responses.create(**request_body)
     whole = leader.prompt()
-    client.responses.create(**asked, truncation="auto")
+    client.responses.create(**request_body, truncation="auto")
     assert leader.prompt() == whole
 
 

@@ -166,11 +166,11 @@ def test_every_endpoint_asks_for_a_key_that_opens_the_model(
     guarded: ApiProcess, mint: Mint, leader: ScriptedLeader, path: str, body: dict[str, Any]
 ) -> None:
     """401 without one, 404 with one for other models; where it generates, the answer tells what the key has left."""
-    url, asked = f"{guarded.url}{path}", {"model": "tiny", **body}
-    assert httpx.post(url, json=asked).status_code == 401
+    url, request_body = f"{guarded.url}{path}", {"model": "tiny", **body}
+    assert httpx.post(url, json=request_body).status_code == 401
     elsewhere, here = mint(models=["elsewhere"])[1], mint(models=["tiny"], tpm=9000)[1]
-    assert httpx.post(url, json=asked, headers={"x-api-key": elsewhere}).status_code == 404
-    answer = httpx.post(url, json=asked, headers={"x-api-key": here}, timeout=40)
+    assert httpx.post(url, json=request_body, headers={"x-api-key": elsewhere}).status_code == 404
+    answer = httpx.post(url, json=request_body, headers={"x-api-key": here}, timeout=40)
     assert answer.status_code == 200
     generates = path in ("/v1/completions", "/v1/responses", "/v1/messages")
     assert ("x-ratelimit-remaining-tokens" in answer.headers) == generates
@@ -222,14 +222,14 @@ def test_what_is_left_in_anthropic_s_words(guarded: ApiProcess, mint: Mint, lead
     """Their client finds limit, rest, the moment of the reset and the request's id, with a refusal and a stream too."""
     anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
     _, secret = mint(rpm=1)
-    asked: Any = {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
+    request_body: Any = {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
     began = time.time()
     with anthropic.Anthropic(base_url=guarded.url, api_key=secret, max_retries=0, timeout=40) as client:
-        with client.messages.stream(**asked) as stream:
+        with client.messages.stream(**request_body) as stream:
             first = stream.response.headers
             stream.get_final_message()
         with pytest.raises(anthropic.RateLimitError) as refused:
-            client.messages.create(**asked)
+            client.messages.create(**request_body)
     again = refused.value.response.headers
     for headers in (first, again):
         named = [headers[f"anthropic-ratelimit-requests-{what}"] for what in ("limit", "remaining")]

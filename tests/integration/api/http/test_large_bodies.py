@@ -120,8 +120,12 @@ def test_a_client_that_leaves_its_upload(api: ApiProcess, leader: ScriptedLeader
     """One quiet line in the log, and no failure of the server."""
 
     def lines() -> list[dict[str, Any]]:
-        found = [line for line in api.lines if line.get("path") == path]  # those of other tests may still come
-        return [line for line in found if line["action"] == "client_left" or line.get("client_request_id") == "leaving"]
+        matching_lines = [line for line in api.lines if line.get("path") == path]  # those of other tests may still come
+        return [
+            line
+            for line in matching_lines
+            if line["action"] == "client_left" or line.get("client_request_id") == "leaving"
+        ]
 
     before = len(lines())
     with socket.create_connection(("127.0.0.1", api.port)) as leaving:

@@ -90,10 +90,10 @@ def test_a_client_that_reads_nothing_is_cut_and_can_resume(
     assert redis_client.hget(ModelKeys("tiny").request(rid), "state") == "running"
     leader.resume()
     until(lambda: redis_client.hget(ModelKeys("tiny").request(rid), "state") == "finished", 15)
-    found = re.findall(rb"id: ([^\n]+)\ndata: ([^\n]+)\n\n", stalled.rest())
-    chunks = [json.loads(data) for _, data in found]
+    matches = re.findall(rb"id: ([^\n]+)\ndata: ([^\n]+)\n\n", stalled.rest())
+    chunks = [json.loads(data) for _, data in matches]
     follow = httpx.get(
-        f"{strict.url}/v1/requests/{rid}/events", headers={"last-event-id": found[-1][0].decode()}, timeout=15
+        f"{strict.url}/v1/requests/{rid}/events", headers={"last-event-id": matches[-1][0].decode()}, timeout=15
     )
     chunks += [event.data for event in events(follow.text.splitlines()) if event.data]
     assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == LONG

@@ -341,13 +341,15 @@ async def test_a_certificate_is_for_the_name(host: str, days: int, trusted: bool
 
 async def test_the_loader_names_the_part(site: Site) -> None:
     """A fetched image is decoded as any other, and its bytes are released."""
-    wanted = ImageInput(kind="grid", token=9, placeholder="<i>", unit=8, least_pixels=64, most_pixels=1536, resample=3)
+    image_input = ImageInput(
+        kind="grid", token=9, placeholder="<i>", unit=8, least_pixels=64, most_pixels=1536, resample=3
+    )
     loader = ImageLoader(fetcher=site.fetcher)
     site.answers["/a.png"] = answer()
     try:
         for url, why in ((URL, "none that can be read"), ("https://evil.net/a", "--image-hosts")):
             with pytest.raises(RequestError, match=why) as refused:
-                await loader.load([ImageSource(url, "here")], wanted, 100, RequestImages())
+                await loader.load([ImageSource(url, "here")], image_input, 100, RequestImages())
             assert refused.value.param == "here" and held(site) == 0
     finally:
         await loader.stop()

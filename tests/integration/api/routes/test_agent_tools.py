@@ -113,8 +113,8 @@ def test_a_call_is_an_item_of_its_tools_kind(gpt: openai.OpenAI, leader: Scripte
     leader.reply = lambda _: called(*SAID[kind])
     whole = gpt.responses.create(model="tiny", input="go", tools=TOOLS)
     [item] = whole.output
-    found = item.to_dict()
-    assert found["type"] == kind and {name: found[name] for name in FACTS[kind]} == FACTS[kind]
+    item_fields = item.to_dict()
+    assert item_fields["type"] == kind and {name: item_fields[name] for name in FACTS[kind]} == FACTS[kind]
     with gpt.responses.create(model="tiny", input="go", tools=TOOLS, stream=True) as stream:
         events = list(stream)
     assert [event.sequence_number for event in events] == list(range(len(events)))

@@ -43,12 +43,12 @@ NOTE = "[The result of this call was cleared to save context.]"
 
 def test_old_results_are_cleared_and_reported(http: httpx.Client, leader: ScriptedLeader) -> None:
     """The newest stay; the numbers are those of the prompts with and without; streams and counts agree."""
-    asked = {"messages": uses(5), "tools": [WEATHER]}
+    request_body = {"messages": uses(5), "tools": [WEATHER]}
     counts = "/v1/messages/count_tokens"
-    original = http.post(counts, json={"model": "tiny", **asked}).json()
+    original = http.post(counts, json={"model": "tiny", **request_body}).json()
     assert set(original) == {"input_tokens"}
     management = {"edits": [CLEAR | {"keep": {"type": "tool_uses", "value": 2}}]}
-    answer = send(http, **asked, context_management=management).json()
+    answer = send(http, **request_body, context_management=management).json()
     left = len(leader.claimed[-1].params.prompt)
     [applied] = answer["context_management"]["applied_edits"]
     assert applied == {
@@ -58,7 +58,7 @@ def test_old_results_are_cleared_and_reported(http: httpx.Client, leader: Script
     }
     shown = leader.prompt()
     assert shown.count(NOTE) == 3 and "r2r2" not in shown and "r3r3" in shown and '"c0"' in shown
-    counted = http.post(counts, json={"model": "tiny", **asked, "context_management": management}).json()
+    counted = http.post(counts, json={"model": "tiny", **request_body, "context_management": management}).json()
     assert counted == {
         "input_tokens": left,
         "context_management": {"original_input_tokens": original["input_tokens"]},
@@ -66,7 +66,7 @@ def test_old_results_are_cleared_and_reported(http: httpx.Client, leader: Script
     with http.stream(
         "POST",
         "/v1/messages",
-        json={"model": "tiny", "max_tokens": 9, "stream": True, **asked, "context_management": management},
+        json={"model": "tiny", "max_tokens": 9, "stream": True, **request_body, "context_management": management},
     ) as response:
         lines = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
     [end] = [line for line in lines if line["type"] == "message_delta"]
@@ -119,11 +119,11 @@ def test_other_edits_are_accepted_with_a_warning(http: httpx.Client, leader: Scr
 def test_their_beta_client_reads_the_edits(api: ApiProcess, leader: ScriptedLeader) -> None:
     """Through the official client, whole and streamed, with its own header."""
     anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
-    asked: Any = {"model": "tiny", "max_tokens": 50, "messages": uses(4), "tools": [WEATHER]}
-    asked |= {"context_management": {"edits": [CLEAR]}, "betas": ["context-management-2025-06-27"]}
+    request_body: Any = {"model": "tiny", "max_tokens": 50, "messages": uses(4), "tools": [WEATHER]}
+    request_body |= {"context_management": {"edits": [CLEAR]}, "betas": ["context-management-2025-06-27"]}
     with anthropic.Anthropic(base_url=api.url, api_key="secret", max_retries=0, timeout=40) as client:
-        whole = client.beta.messages.create(**asked)
-        with client.beta.messages.stream(**asked) as stream:
+        whole = client.beta.messages.create(**request_body)
+        with client.beta.messages.stream(**request_body) as stream:
             streamed = stream.get_final_message()
     for message in (whole, streamed):
         assert [edit.cleared_tool_uses for edit in message.context_management.applied_edits] == [1]

@@ -99,11 +99,11 @@ def test_every_chunk_has_a_type_of_the_document(
     """Role, text, end and usage: the data of each event is of a type that the document names for it."""
     kinds = content(document, path)["text/event-stream"]["x-event-data"]
     leader.reply = said
-    asked = {**body, "stream": True}
+    request_body = {**body, "stream": True}
     if path in (CHAT, COMPLETIONS):
-        asked["stream_options"] = {"include_usage": True}
-    asked.pop("prompt_logprobs", None)  # of whole answers alone
-    with http.stream("POST", path, json=asked) as response:
+        request_body["stream_options"] = {"include_usage": True}
+    request_body.pop("prompt_logprobs", None)  # of whole answers alone
+    with http.stream("POST", path, json=request_body) as response:
         response.raise_for_status()
         chunks = [event.data for event in events(response.iter_lines()) if event.data is not None]
     assert len(chunks) > 2

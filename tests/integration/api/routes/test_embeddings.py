@@ -128,11 +128,11 @@ def test_inputs_are_cut_where_the_client_says_so(api: ApiProcess) -> None:
 def test_many_inputs_keep_their_order(api: ApiProcess) -> None:
     """2,048 texts are many requests of the queue; each vector is at its text's place."""
     texts = [f"text {index % 97}" for index in range(2048)]
-    found = embedded(api, input=texts)
-    assert len(found) == 2048
+    vectors = embedded(api, input=texts)
+    assert len(vectors) == 2048
     alone = {text: embedded(api, input=text)[0] for text in texts[:3]}
     for place in (0, 1, 2, 97, 1940, 1941):
-        close = torch.cosine_similarity(torch.tensor(found[place]), torch.tensor(alone[texts[place]]), dim=0)
+        close = torch.cosine_similarity(torch.tensor(vectors[place]), torch.tensor(alone[texts[place]]), dim=0)
         assert close > 0.999999
 
 

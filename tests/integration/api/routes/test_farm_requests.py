@@ -73,9 +73,9 @@ def test_texts_of_others_are_shown_where_that_was_asked_for(
         [told] = shown["answers"]
         assert (told["text"], told["finish_reason"]) == (answer["choices"][0]["message"]["content"] + "</s>", "stop")
         assert httpx.get(process.url + paths[1]).json()["params"]["prompt"] == [7, 8]
-        kept = httpx.post(f"{process.url}/v1/chat/completions", json=chat("behold"), timeout=40).json()
+        body = httpx.post(f"{process.url}/v1/chat/completions", json=chat("behold"), timeout=40).json()
         assert operator.post("/farm/dead/drop", json={"model": "grave", "id": "crash"}).status_code == 200
-        assert "behold" in httpx.get(f"{process.url}/farm/requests/{kept['id']}/text").json()["prompt"]
+        assert "behold" in httpx.get(f"{process.url}/farm/requests/{body['id']}/text").json()["prompt"]
 
 
 def _open(operator: httpx.Client, **query: str) -> list[dict[str, Any]]:

@@ -80,13 +80,13 @@ def test_open_to_all_is_not_open_to_operate(
 def test_the_farm_at_one_look(operator: httpx.Client, leader: ScriptedLeader, redis_client: SyncRedis) -> None:
     """Models with their replicas, hosts with what they were given, API processes, keys."""
     farm.beat_host(redis_client, Host("alpha", ("cuda:0",)), pid=1, memory_bytes=1)
-    found = operator.get("/farm").json()
-    assert [(model["model"], model["state"]) for model in found["models"]] == [("tiny", "loaded")]
-    assert found["models"][0]["replicas"][0]["beats"][0]["phase"] == "ready"
-    [alpha] = [host for host in found["hosts"] if host["id"] == "alpha"]
+    body = operator.get("/farm").json()
+    assert [(model["model"], model["state"]) for model in body["models"]] == [("tiny", "loaded")]
+    assert body["models"][0]["replicas"][0]["beats"][0]["phase"] == "ready"
+    [alpha] = [host for host in body["hosts"] if host["id"] == "alpha"]
     assert (alpha["id"], alpha["alive"], alpha["devices"], alpha["drained"]) == ("alpha", True, ["cuda:0"], False)
-    assert found["apis"] and found["keys"] >= 1
-    [server] = found["redis"]
+    assert body["apis"] and body["keys"] >= 1
+    [server] = body["redis"]
     assert server["used"] > 0 and server["eviction"] == "noeviction" and server["persistence"] == "ok"
 
 
@@ -98,9 +98,9 @@ def test_hosts_have_their_facts_and_what_is_wrong(operator: httpx.Client, redis_
     run(redis_client, put_facts("known", wrong))
     [known] = operator.get("/farm/hosts", params={"host": "known"}).json()["data"]
     assert known["facts"]["models"]["free"] == 2**20 and known["facts"]["compiler"] == FACTS.compiler
-    found = {one["check"]: one for one in known["findings"]}
-    assert (found["models"]["level"], found["kernels"]["level"]) == ("error", "warning")
-    assert found["models"]["remedy"].startswith("Free space on known")
+    findings_by_check = {one["check"]: one for one in known["findings"]}
+    assert (findings_by_check["models"]["level"], findings_by_check["kernels"]["level"]) == ("error", "warning")
+    assert findings_by_check["models"]["remedy"].startswith("Free space on known")
     hosts = {one["id"]: one for one in operator.get("/farm/hosts").json()["data"]}
     assert hosts["other"]["facts"] is None and [one["check"] for one in hosts["other"]["findings"]] == ["facts"]
     about = [one for one in operator.get("/farm").json()["findings"] if one["where"] == "known"]
@@ -129,9 +129,9 @@ def test_hosts_have_their_memory_and_models_their_need(operator: httpx.Client, r
     assert cards["unplanned"]["memory"] == [
         {"device": "cpu", "given": None, "assigned": 0, "left": 3 << 30, "free": 3 << 30}
     ]
-    known = operator.get("/farm/models/memory", params={"model": "sized"}).json()
-    assert known["kv_tokens"] == 4096 and [one["kv"] for one in known["ranks"]] == [1 << 30, 1 << 30]
-    fits = {one["host"]: (one["needs"], one["has"]) for one in known["hosts"]}
+    body = operator.get("/farm/models/memory", params={"model": "sized"}).json()
+    assert body["kv_tokens"] == 4096 and [one["kv"] for one in body["ranks"]] == [1 << 30, 1 << 30]
+    fits = {one["host"]: (one["needs"], one["has"]) for one in body["hosts"]}
     assert fits["planned"] == fits["unplanned"] == (4 << 30, 3 << 30)
     assert operator.get("/farm/models/memory", params={"model": "none"}).json()["ranks"] == []
     farm.remove_assignment(redis_client, "planned", "sized", "r0")
@@ -281,8 +281,8 @@ def test_a_host_is_forgotten_once_it_is_away_and_empty(operator: httpx.Client, r
     assert forget().status_code == 400 and "is unknown" in forget().text
     farm.beat_host(redis_client, Host("lost"), pid=1, memory_bytes=1)
     redis_client.persist("furrow:host:lost")  # as that of an agent of an older version that died at once
-    given = Assignment(spec=ModelSpec(name="held", source="s"), replica="r0", ranks=[0], devices=["cpu"])
-    farm.assign(redis_client, "lost", given)
+    assignment = Assignment(spec=ModelSpec(name="held", source="s"), replica="r0", ranks=[0], devices=["cpu"])
+    farm.assign(redis_client, "lost", assignment)
     assert "has replicas: held:r0" in forget().text
     farm.remove_assignment(redis_client, "lost", "held", "r0")
     farm.drain(redis_client, "lost")

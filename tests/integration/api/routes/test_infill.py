@@ -110,17 +110,17 @@ def test_llama_vim_is_answered(http: httpx.Client, coder: ScriptedLeader) -> Non
         t_max_predict_ms=1000,
         response_fields=["content", "timings/prompt_n", "truncated", "tokens_cached"],
     )
-    told = answer.json()
+    body = answer.json()
     assert answer.status_code == 200, answer.text
     assert "'samplers' has no effect" in answer.headers["warning"]
     extra = "<|repo_name|>myproject\n<|file_sep|>f.py\ndef f(): ...<|file_sep|>filename\n"
     assert prompt_of(coder) == extra + GAP.format("x = y + ", ";")
     sampling = coder.claimed[0].params.sampling
     assert (sampling.max_tokens, sampling.top_k, sampling.top_p) == (128, 40, 0.9)
-    counts = (told["tokens_evaluated"], told["tokens_predicted"], told["timings"]["predicted_n"])
+    counts = (body["tokens_evaluated"], body["tokens_predicted"], body["timings"]["predicted_n"])
     assert counts == (len(coder.claimed[0].params.prompt), 7, 7)
     known = ("content", "stop", "stop_type", "stopping_word", "has_new_line", "truncated", "model")
-    assert [told[name] for name in known] == ["a + b\n", True, "eos", "", True, False, "coder"]
+    assert [body[name] for name in known] == ["a + b\n", True, "eos", "", True, False, "coder"]
 
 
 def test_llama_vim_warms_the_cache(http: httpx.Client, coder: ScriptedLeader) -> None:
@@ -178,10 +178,10 @@ def test_a_stream_is_llama_cpp_s(http: httpx.Client, coder: ScriptedLeader) -> N
 @pytest.mark.parametrize(("limit", "most"), [(None, 480), (-1, 480), (-2, 480), (3, 3), (0, 0)])
 def test_its_limits_are_llama_cpp_s(http: httpx.Client, coder: ScriptedLeader, limit: int | None, most: int) -> None:
     """Without a limit the rest of the context; 0 only fills the cache."""
-    told = infill(http, **({} if limit is None else {"n_predict": limit})).json()
+    body = infill(http, **({} if limit is None else {"n_predict": limit})).json()
     claimed = coder.claimed[-1].params
     assert claimed.sampling.max_tokens == most if most < 4 else claimed.sampling.max_tokens == 500 - len(claimed.prompt)
-    assert told["stop_type"] == ("limit" if most < 4 else "eos") and told["stop"]
+    assert body["stop_type"] == ("limit" if most < 4 else "eos") and body["stop"]
 
 
 def test_strict_refuses_what_has_no_effect(server: Server, coder: ScriptedLeader, tmp_path: Any) -> None:

@@ -103,11 +103,11 @@ def test_thoughts_as_a_summary(gpt: openai.OpenAI) -> None:
     """A request for a summary gets the reasoning in its place, and may get it encrypted too."""
     asked: Any = {"reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"], "store": False}
     events = list(gpt.responses.create(model="tiny", input="Weather?", stream=True, **asked))
-    told = "".join(event.delta for event in events if event.type == "response.reasoning_summary_text.delta")
+    text = "".join(event.delta for event in events if event.type == "response.reasoning_summary_text.delta")
     last = events[-1]
-    assert told == "Two cities." and last.type == "response.completed"
+    assert text == "Two cities." and last.type == "response.completed"
     thoughts = last.response.output[0]
-    assert thoughts.type == "reasoning" and thoughts.summary[0].text == told
+    assert thoughts.type == "reasoning" and thoughts.summary[0].text == text
     assert thoughts.encrypted_content
     again: list[Any] = [*ASK, {**thoughts.to_dict(), "summary": []}, {"role": "user", "content": "Go on."}]
     gpt.responses.create(model="tiny", input=again)

@@ -97,10 +97,10 @@ def test_timings_where_a_client_asks_for_them(
 def test_openai_s_client_passes_timings_on(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """As a member that its types don't name, of a whole answer, of chunks and of events."""
     leader.reply = lambda prompt: "xyz"
-    asked: Any = {"model": "tiny", "extra_body": {"timings_per_token": True}}
-    answer = client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **asked)
-    chunks = [*client.chat.completions.create(messages=[{"role": "user", "content": "x"}], stream=True, **asked)]
-    events = [*client.responses.create(input="x", stream=True, **asked)]
+    request_body: Any = {"model": "tiny", "extra_body": {"timings_per_token": True}}
+    answer = client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **request_body)
+    chunks = [*client.chat.completions.create(messages=[{"role": "user", "content": "x"}], stream=True, **request_body)]
+    events = [*client.responses.create(input="x", stream=True, **request_body)]
     for one in (answer, chunks[-1], events[-1]):
         assert one.model_extra is not None and one.model_extra["timings"]["predicted_n"] == 4
 

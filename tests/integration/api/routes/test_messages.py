@@ -126,8 +126,8 @@ def test_blocks_of_a_conversation(claude: Any, leader: ScriptedLeader) -> None:
 def test_an_answer_in_a_given_form(claude: Any, leader: ScriptedLeader) -> None:
     """`output_config` with a schema reaches the leader as a grammar."""
     schema = {"type": "object", "properties": {"name": {"type": "string"}}, "additionalProperties": False}
-    asked = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
-    claude.messages.create(model="tiny", max_tokens=50, messages=HELLO, extra_body=asked)
+    request_body = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    claude.messages.create(model="tiny", max_tokens=50, messages=HELLO, extra_body=request_body)
     grammar = leader.claimed[0].params.sampling.grammar
     assert grammar is not None and grammar.kind == "json_schema"
 

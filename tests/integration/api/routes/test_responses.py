@@ -74,14 +74,14 @@ def test_the_events_of_a_stream(client: openai.OpenAI, leader: ScriptedLeader) -
 
 def test_every_field_that_open_responses_requires(client: openai.OpenAI, leader: ScriptedLeader) -> None:
     """Whole, in each event that has the response, and stored."""
-    asked: Any = {"model": "tiny", "input": "hello", "presence_penalty": 0.5}
-    asked |= {"tools": [{"type": "function", "name": "f"}], "tool_choice": "none"}
-    whole = client.post("/responses", cast_to=dict[str, Any], body=asked)
-    with client.responses.create(stream=True, extra_body=asked) as stream:
-        told: Any = [event for event in stream if hasattr(event, "response")]
+    request_body: Any = {"model": "tiny", "input": "hello", "presence_penalty": 0.5}
+    request_body |= {"tools": [{"type": "function", "name": "f"}], "tool_choice": "none"}
+    whole = client.post("/responses", cast_to=dict[str, Any], body=request_body)
+    with client.responses.create(stream=True, extra_body=request_body) as stream:
+        event_list: Any = [event for event in stream if hasattr(event, "response")]
     stored = client.get(f"/responses/{whole['id']}", cast_to=dict[str, Any])
-    assert len(told) == 3 and stored == whole and whole["presence_penalty"] == 0.5
-    for response in (whole, *(event.response.to_dict() for event in told)):
+    assert len(event_list) == 3 and stored == whole and whole["presence_penalty"] == 0.5
+    for response in (whole, *(event.response.to_dict() for event in event_list)):
         assert set(REQUIRED["response"].split()) <= set(response)
         assert set(REQUIRED["tool"].split()) <= set(response["tools"][0])
     assert set(REQUIRED["message"].split()) <= set(whole["output"][0])

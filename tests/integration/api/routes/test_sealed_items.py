@@ -62,9 +62,14 @@ def summarises(prompt: str) -> str:
 def test_two_turns_with_sealed_reasoning(gpt: openai.OpenAI, leader: ScriptedLeader, options: Any) -> None:
     """As Codex sends them: nothing is stored, and the reasoning comes back without its text."""
     leader.reply = lambda _: "<think>Mint grows here.</think>Mint."
-    asked: Any = {"model": "tiny", "store": False, "include": ["reasoning.encrypted_content"], "reasoning": options}
-    first = gpt.responses.create(input="Which tea?", **asked)
-    with gpt.responses.create(input="Which tea?", stream=True, **asked) as stream:
+    request_body: Any = {
+        "model": "tiny",
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": options,
+    }
+    first = gpt.responses.create(input="Which tea?", **request_body)
+    with gpt.responses.create(input="Which tea?", stream=True, **request_body) as stream:
         done: Any = [event for event in stream if event.type == "response.output_item.done"]
     assert [event.item.type for event in done] == ["reasoning", "message"]
     thoughts: Any = done[0].item
@@ -72,7 +77,7 @@ def test_two_turns_with_sealed_reasoning(gpt: openai.OpenAI, leader: ScriptedLea
     sealed = {"type": "reasoning", "summary": [], "encrypted_content": thoughts.encrypted_content}
     items: Any = [{"role": "user", "content": "Which tea?"}, sealed, done[1].item.to_dict()]
     items.append({"role": "user", "content": "Why?"})
-    gpt.responses.create(input=items, **asked)
+    gpt.responses.create(input=items, **request_body)
     assert "assistant: <think>Mint grows here.</think>Mint.\nuser: Why?" in leader.prompt()
 
 
@@ -148,7 +153,7 @@ def test_a_summary_is_shown_while_it_is_written(gpt: openai.OpenAI, leader: Scri
     shown = until(lambda: gpt.responses.retrieve(begun.id).output)
     assert [item.type for item in shown] == ["compaction"]
     leader.resume()
-    done = until(lambda: (found := gpt.responses.retrieve(begun.id)).status == "completed" and found)
+    done = until(lambda: (completion := gpt.responses.retrieve(begun.id)).status == "completed" and completion)
     again: Any = [done.output[0].to_dict(), {"role": "user", "content": "Sure?"}]
     gpt.responses.create(model="tiny", input=again)
     assert leader.prompt() == f"{SUMMARISED}user: Sure?\n"

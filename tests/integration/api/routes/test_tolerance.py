@@ -186,15 +186,15 @@ def test_ids_and_continuous_usage(http: httpx.Client, leader: ScriptedLeader) ->
     """vLLM's fields over HTTP: each chunk with the counts so far, resumed with the same ones, and all ids."""
     options = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": False}
     body = chat("hello") | {"stream": True, "stream_options": options, "return_token_ids": True}
-    found = list(events(http.post("/v1/chat/completions", json=body).text.splitlines()))
-    chunks = [event for event in found if event.data and event.data["choices"]]
+    events_read = list(events(http.post("/v1/chat/completions", json=body).text.splitlines()))
+    chunks = [event for event in events_read if event.data and event.data["choices"]]
     prompt = leader.claimed[-1].params.prompt
     assert chunks[0].data["prompt_token_ids"] == prompt
     ids: list[int] = []
     for event in chunks:
         ids += event.data["choices"][0].get("token_ids", [])
         assert event.data["usage"]["completion_tokens"] == len(ids)
-    last = next(event.data for event in found if event.data and not event.data["choices"])
+    last = next(event.data for event in events_read if event.data and not event.data["choices"])
     assert last["usage"]["completion_tokens"] == len(ids) and last["usage"]["prompt_tokens"] == len(prompt)
     rest = http.post("/v1/chat/completions", json=body, headers={"last-event-id": str(chunks[0].id)}).text
     again = [event for event in events(rest.splitlines()) if event.data and event.data["choices"]]

@@ -37,9 +37,9 @@ def test_compare_finds_equal_tokens_and_writes_its_files(tmp_path: Path) -> None
     rows = ["--engine", "furrow-loop:f64", "--engine", "transformers:f64", "--engine", "llama-server:f32"]
     sizes = ["--streams", "1", "--streams", "3", "--prompt", "6", "--tokens", "4", "--ttft", "6", "--rounds", "1"]
     written = ["--json", str(file), "--plot", str(plot), "--models", str(tmp_path)]
-    found = CliRunner().invoke(compare, [*rows, *sizes, *written, "--threads", "1"])
-    assert found.exit_code == 0, found.output
-    assert "skipped llama-server:f32: no llama-server is named" in found.output
+    result = CliRunner().invoke(compare, [*rows, *sizes, *written, "--threads", "1"])
+    assert result.exit_code == 0, result.output
+    assert "skipped llama-server:f32: no llama-server is named" in result.output
     loop, generate, absent = json.loads(file.read_text())["rows"]
     assert absent["runs"] == {}
     for row in (loop, generate):
@@ -64,7 +64,7 @@ def test_the_bare_loop_reads_a_file_of_several_types(tmp_path: Path, monkeypatch
 def test_the_farm_beside_the_bare_loop(tmp_path: Path) -> None:
     """Both are measured, with what Redis was asked; the verdict is the exit status."""
     sizes = ["--streams", "1", "--prompt", "8", "--tokens", "160", "--rounds", "1"]
-    found = CliRunner().invoke(overhead, ["--shape", "tiny", "--models", str(tmp_path), *sizes])
-    assert "1 streams: farm / bare loop" in found.output, found.output
-    assert "commands sent" in found.output
-    assert found.exit_code == (1 if "MISSED" in found.output else 0)
+    result = CliRunner().invoke(overhead, ["--shape", "tiny", "--models", str(tmp_path), *sizes])
+    assert "1 streams: farm / bare loop" in result.output, result.output
+    assert "commands sent" in result.output
+    assert result.exit_code == (1 if "MISSED" in result.output else 0)

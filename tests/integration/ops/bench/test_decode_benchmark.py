@@ -100,6 +100,6 @@ def test_a_missing_gpu_is_said(folder: Path) -> None:
 def test_the_memory_of_a_load_is_measured(folder: Path) -> None:
     """In a process of its own; the verdict is the exit status."""
     assert tensor_bytes(folder) == sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    found = CliRunner().invoke(loading, ["--model", str(folder), "--rounds", "1"])
-    assert "weights kept" in found.output and "peak of a load" in found.output, found.output
-    assert found.exit_code == (1 if "MISSED" in found.output else 0)
+    result = CliRunner().invoke(loading, ["--model", str(folder), "--rounds", "1"])
+    assert "weights kept" in result.output and "peak of a load" in result.output, result.output
+    assert result.exit_code == (1 if "MISSED" in result.output else 0)

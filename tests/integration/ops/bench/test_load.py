@@ -46,8 +46,8 @@ def test_every_segment_has_data(farm: tuple[str, str, list[str]], tmp_path: Path
     """Streams and whole answers of a real farm fill every segment, per model and per user too."""
     url, redis_url, models = farm
     assert models == ["two-1", "two-2"]
-    found = bench("streams", "whole", "--url", url, "--redis", redis_url, "--json", str(tmp_path / "out.json"))
-    assert found.exit_code == 0, found.output
+    bench_result = bench("streams", "whole", "--url", url, "--redis", redis_url, "--json", str(tmp_path / "out.json"))
+    assert bench_result.exit_code == 0, bench_result.output
     streams, whole = json.loads((tmp_path / "out.json").read_text())["scenarios"]
     for result, scenario in ((streams, STREAMS), (whole, WHOLE)):
         assert (result["total"], result["success"], result["errors"]) == (scenario.requests, scenario.requests, {})
@@ -57,7 +57,7 @@ def test_every_segment_has_data(farm: tuple[str, str, list[str]], tmp_path: Path
         assert result["segments"]["decode"]["max"] > 0
     assert {name: group["success"] for name, group in streams["models"].items()} == {"two-1": 4, "two-2": 4}
     assert {name: group["success"] for name, group in streams["users"].items()} == {"user-0": 4, "user-1": 4}
-    assert "two-2" in found.output
+    assert "two-2" in bench_result.output
 
 
 def test_a_redis_without_the_timestamps_fails_the_scenario(
@@ -65,18 +65,18 @@ def test_a_redis_without_the_timestamps_fails_the_scenario(
 ) -> None:
     """The must-fail control: all requests succeed, no segment has data, and the exit status says so."""
     monkeypatch.setattr("ops.bench.load.load.PATIENCE_MS", 500.0)
-    found = bench("whole", "--url", farm[0], "--redis", new_server.url)
-    assert found.exit_code == 1
-    assert "3 requests, 3 succeeded" in found.output
+    result = bench("whole", "--url", farm[0], "--redis", new_server.url)
+    assert result.exit_code == 1
+    assert "3 requests, 3 succeeded" in result.output
     for name in SEGMENTS:
-        assert f"segment '{name}' has data for 0 of 3 requests" in found.output
+        assert f"segment '{name}' has data for 0 of 3 requests" in result.output
 
 
 def test_a_model_that_is_not_there_fails_with_its_kind(farm: tuple[str, str, list[str]]) -> None:
     """Errors are counted by their code."""
-    found = bench("whole", "--url", farm[0], "--redis", farm[1], "--model", "other")
-    assert found.exit_code == 1
-    assert "FAILED: 3 requests failed: 404 model_not_found" in found.output
+    result = bench("whole", "--url", farm[0], "--redis", farm[1], "--model", "other")
+    assert result.exit_code == 1
+    assert "FAILED: 3 requests failed: 404 model_not_found" in result.output
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,6 @@ def test_a_model_that_is_not_there_fails_with_its_kind(farm: tuple[str, str, lis
 )
 def test_what_can_not_be_measured_is_refused(arguments: list[str], message: str) -> None:
     """The message names what is missing."""
-    found = bench(*arguments)
-    assert found.exit_code == 2
-    assert message in found.output
+    result = bench(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output

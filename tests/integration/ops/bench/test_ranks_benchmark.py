@@ -24,16 +24,16 @@ def test_ranks_decode_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     prompts = [[1, 2, 3], [4, 5, 6]]
     setting = Setting(folder, "float64", "cpu", threads=2, kv_tokens=64, tp=2)
     with Ranks(setting) as ranks:
-        found = ranks.decode(prompts, 6)
-    assert found.tokens == Furrow(setting).decode(prompts, 6).tokens
-    assert len(found.seconds) == 6 and all(seconds > 0 for seconds in found.seconds)
+        decoded_tokens = ranks.decode(prompts, 6)
+    assert decoded_tokens.tokens == Furrow(setting).decode(prompts, 6).tokens
+    assert len(decoded_tokens.seconds) == 6 and all(seconds > 0 for seconds in decoded_tokens.seconds)
 
 
 @pytest.mark.skipif(shared_memory.library() is None, reason="no C++ compiler here")
 def test_every_exchange_has_its_figure() -> None:
     """Each kind in each size, measured as often as asked."""
-    found = collectives.measure(collectives.SHARED, ranks=2, repeat=20)
-    assert {(one.what, one.floats) for one in found} == {
+    figures = collectives.measure(collectives.SHARED, ranks=2, repeat=20)
+    assert {(one.what, one.floats) for one in figures} == {
         (what, floats) for what in ("all-reduce", "all-gather") for floats in collectives.SIZES
     }
-    assert all(one.microseconds.count == 20 and one.microseconds.p50 > 0 for one in found)
+    assert all(one.microseconds.count == 20 and one.microseconds.p50 > 0 for one in figures)

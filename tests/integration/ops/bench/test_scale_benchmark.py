@@ -42,8 +42,8 @@ def test_every_figure_has_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
         values = re.findall(rf"^(?:{name}).*, p99\.9 +(\d+\.?\d*) ms *<= .* holds$", result.output, re.MULTILINE)
         assert values, (name, result.output)
     for name in ("control: a loop without keys", *ACTS):
-        told = re.findall(rf"^{name}.*?((?: +\d+\.\d\d){{3}}) +\d+$", result.output, re.MULTILINE)
-        assert told and all(float(value) > 0 for value in told[0].split()), (name, result.output)
+        matches = re.findall(rf"^{name}.*?((?: +\d+\.\d\d){{3}}) +\d+$", result.output, re.MULTILINE)
+        assert matches and all(float(value) > 0 for value in matches[0].split()), (name, result.output)
     for share in re.findall(r"^thread's share of \d+ (?:agents|api processes) +(\S+) %", result.output, re.MULTILINE):
         assert 0 < float(share) <= 100
     entries, requests = re.findall(r"read ([\d,]+) entries of (\d+) requests", result.output)[0]

@@ -17,8 +17,8 @@ def test_where_others_can_reach_it_a_key_is_asked_for(new_server: Server, tmp_pa
     connect(new_server.url).flushall()  # keys of other tests
     with running_api(new_server.url, tmp_path, "--host", "0.0.0.0") as api:
         assert httpx.get(f"{api.url}/v1/models").status_code == 401
-        told = api.log.read_text()
-        assert "0.0.0.0 can be reached from elsewhere" in told and "`furrow keys create`" in told
+        text = api.log.read_text()
+        assert "0.0.0.0 can be reached from elsewhere" in text and "`furrow keys create`" in text
 
 
 def test_fixed_keys_from_the_environment(new_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

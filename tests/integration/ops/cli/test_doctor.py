@@ -70,28 +70,28 @@ def test_a_lack_of_memory_has_its_own_remedy(populated: Populated, new_server: S
 
 def test_models_of_a_farm_in_trouble(populated: Populated, new_server: Server) -> None:
     """A poisoned replica and a dead letter, each with its command."""
-    found = findings(new_server, "models")
-    assert found["replicas"].level == "warning" and found["replicas"].where == MODEL
-    assert "furrow dead list demo" in found["dead letters"].remedy
+    findings_by_check = findings(new_server, "models")
+    assert findings_by_check["replicas"].level == "warning" and findings_by_check["replicas"].where == MODEL
+    assert "furrow dead list demo" in findings_by_check["dead letters"].remedy
     ended = CliRunner().invoke(doctor, ["--json", "--redis", new_server.url])
     report = json.loads(ended.output)
     assert (ended.exit_code, report["level"]) == (1, "warning")
     assert set(report["findings"][0]) == {"subject", "check", "level", "where", "message", "remedy"}
     text = CliRunner().invoke(doctor, ["--redis", new_server.url]).output
-    assert all(one.remedy in text for one in found.values())
+    assert all(one.remedy in text for one in findings_by_check.values())
 
 
 def test_a_replica_without_a_place_and_one_that_was_given_up(populated: Populated, new_server: Server) -> None:
     """Errors with the agents' reasons; a paused model is told."""
     health.write_status(populated.client, MODEL, "r0", "unplaceable", "no host has 2 devices of cuda")
-    found = findings(new_server, "models")["replicas"]
-    assert found.level == "error" and "no host has 2 devices" in found.message and "rebalance" not in found.remedy
+    finding = findings(new_server, "models")["replicas"]
+    assert finding.level == "error" and "no host has 2 devices" in finding.message and "rebalance" not in finding.remedy
     health.write_status(populated.client, MODEL, "r0", "unplaceable", "it needs 2 GiB of memory; a has 1 GiB left")
-    found = findings(new_server, "models")["replicas"]
-    assert "it needs 2 GiB of memory" in found.message and "furrow models rebalance --dry-run" in found.remedy
+    finding = findings(new_server, "models")["replicas"]
+    assert "it needs 2 GiB of memory" in finding.message and "furrow models rebalance --dry-run" in finding.remedy
     health.write_status(populated.client, MODEL, "r0", "failed", "the folder is gone")
-    found = findings(new_server, "models")["replicas"]
-    assert "the folder is gone" in found.message and "furrow models reload demo" in found.remedy
+    finding = findings(new_server, "models")["replicas"]
+    assert "the folder is gone" in finding.message and "furrow models reload demo" in finding.remedy
     spec = catalog.get_spec(populated.client, MODEL)
     assert spec is not None
     catalog.put_spec(populated.client, msgspec.structs.replace(spec, paused=True))
@@ -111,14 +111,14 @@ def test_files_that_differ_between_hosts(populated: Populated, new_server: Serve
         client.persist("furrow:host:beta")
 
     beta(fingerprint="another")
-    found = findings(new_server, "models")["files"]
-    assert found.level == "warning" and "another: beta" in found.message
+    finding = findings(new_server, "models")["files"]
+    assert finding.level == "warning" and "another: beta" in finding.message
     given = msgspec.structs.replace(farm.assignments(client, HOST)[0], replica="r1")
     farm.assign(client, "beta", given)
     assert findings(new_server, "models")["files"].level == "error"
     beta(error="Model folder somewhere/demo does not exist")
-    found = findings(new_server, "models")["files"]
-    assert found.level == "error" and "beta" in found.remedy and shown() == ["error"]
+    finding = findings(new_server, "models")["files"]
+    assert finding.level == "error" and "beta" in finding.remedy and shown() == ["error"]
     health.write_status(client, MODEL, "r0", "failed", "Model folder somewhere/demo does not exist")
     assert "files" not in findings(new_server, "models") and not shown()  # the replica's reason says it already
     beta(fingerprint=FACTS.files[MODEL].fingerprint)
@@ -132,8 +132,8 @@ def test_replicas_that_compute_differently(populated: Populated, new_server: Ser
     run(client, catalog.put_replica(MODEL, "r1", catalog.Assigned(revision=1, tp=2)))
     for replica, kernels in (("r0", ["C++"]), ("r1", ["torch"])):
         run(client, put_backend(MODEL, replica, msgspec.structs.replace(BACKEND, kernels=kernels)))
-    found = findings(new_server, "models")["kernels"]
-    assert "C++" in found.message and "torch" in found.message
+    finding = findings(new_server, "models")["kernels"]
+    assert "C++" in finding.message and "torch" in finding.message
     run(client, put_backend(MODEL, "r1", BACKEND))
     assert "kernels" not in findings(new_server, "models")
 
@@ -145,15 +145,15 @@ def test_repeated_faults_are_told(populated: Populated, new_server: Server) -> N
     for number in range(3):
         fields = {"epoch": now + number, "rank": 1, "kind": "exited", "message": "rank 1 (pid 7) killed by SIGKILL"}
         populated.client.xadd(key, fields)  # type: ignore[arg-type]
-    found = findings(new_server, "models")["faults"]
-    assert "3 faults" in found.message and "dmesg" in found.remedy and "--kv-tokens" in found.remedy
+    finding = findings(new_server, "models")["faults"]
+    assert "3 faults" in finding.message and "dmesg" in finding.remedy and "--kv-tokens" in finding.remedy
 
 
 def test_a_host_of_another_version(populated: Populated, new_server: Server) -> None:
     """Its heartbeat tells it."""
     populated.client.hset(f"furrow:host:{HOST}", "version", "0.0.1")
-    found = findings(new_server, "hosts")["version"]
-    assert f"0.0.1: host {HOST}" in found.message and VERSION in found.message
+    finding = findings(new_server, "hosts")["version"]
+    assert f"0.0.1: host {HOST}" in finding.message and VERSION in finding.message
 
 
 def test_ranks_of_another_build(populated: Populated, new_server: Server) -> None:
@@ -163,8 +163,8 @@ def test_ranks_of_another_build(populated: Populated, new_server: Server) -> Non
     assert "ranks" not in findings(new_server, "hosts")
     old = msgspec.structs.replace(facts, old_ranks={f"{MODEL}:r0 rank 1": "0.0.1"})
     run(populated.client, put_facts(HOST, old))
-    found = findings(new_server, "hosts")["ranks"]
-    assert f"{MODEL}:r0 rank 1 (0.0.1)" in found.message and f"`furrow models reload {MODEL}`" in found.remedy
+    finding = findings(new_server, "hosts")["ranks"]
+    assert f"{MODEL}:r0 rank 1 (0.0.1)" in finding.message and f"`furrow models reload {MODEL}`" in finding.remedy
 
 
 def test_an_empty_farm(new_server: Server) -> None:
@@ -253,18 +253,18 @@ def test_a_proxy_that_buffers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             assert {one.level for one in of_api(form, monkeypatch).values()} == {"ok"}
     with serve(Upstream) as url, serve(buffering(url)) as proxy:
         assert of_api(url, monkeypatch)["stream"].level == "ok"
-        found = of_api(proxy, monkeypatch)
-    assert found["version"].level == found["ready"].level == "ok"
-    assert found["stream"].level == "error" and "proxy_buffering off" in found["stream"].remedy
+        api_findings = of_api(proxy, monkeypatch)
+    assert api_findings["version"].level == api_findings["ready"].level == "ok"
+    assert api_findings["stream"].level == "error" and "proxy_buffering off" in api_findings["stream"].remedy
 
 
 def test_an_api_that_is_not_ready_or_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reason is passed on."""
     handler = type("Unready", (Upstream,), {"ready": False, "version": "0.0.1", "pause_s": 0.02})
     with serve(handler) as url:
-        found = of_api(url, monkeypatch)
-    assert found["ready"].level == "error" and "no model is ready" in found["ready"].message
-    assert found["version"].level == "warning" and "0.0.1" in found["version"].message
+        api_findings = of_api(url, monkeypatch)
+    assert api_findings["ready"].level == "error" and "no model is ready" in api_findings["ready"].message
+    assert api_findings["version"].level == "warning" and "0.0.1" in api_findings["version"].message
 
 
 def test_an_address_without_an_api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -272,8 +272,8 @@ def test_an_address_without_an_api(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     with serve(BaseHTTPRequestHandler) as url:
         assert "not by Furrow" in of_api(url, monkeypatch)["answer"].message
         assert of_api(url.replace("http", "https"), monkeypatch)["certificate"].level == "error"
-    found = of_api(url.replace("//", "//user:geheim-7@"), monkeypatch)
-    assert found["answer"].level == "error" and "geheim" not in str(found)
+    api_findings = of_api(url.replace("//", "//user:geheim-7@"), monkeypatch)
+    assert api_findings["answer"].level == "error" and "geheim" not in str(api_findings)
     for wrong in ("ftp://x", "http://[::1", "http://a..b", "http://x/\xfc"):
         assert of_api(wrong, monkeypatch)["connection"].level == "error"
     for event in (b'{"at":1}', b"[]", b"\xff", b'{"at_ms":"\xff"}'):
@@ -294,9 +294,9 @@ def test_the_certificate_of_an_api(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        found = of_api(f"https://localhost:{server.server_port}", monkeypatch)
+        api_findings = of_api(f"https://localhost:{server.server_port}", monkeypatch)
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
-    assert list(found) == ["certificate"] and "expired" in found["certificate"].message
+    assert list(api_findings) == ["certificate"] and "expired" in api_findings["certificate"].message

@@ -88,8 +88,8 @@ def test_every_command_that_shows_prints_an_object(populated: Populated) -> None
     """By the id that the list has."""
     for name, field in SHOWS.items():
         words = {"": [], "dead": [MODEL, populated.dead]}.get(field, [getattr(populated, field, "")])
-        found = asked(name, *(words if name != "show" else [MODEL]))
-        assert isinstance(found, dict) and found, name
+        answer = asked(name, *(words if name != "show" else [MODEL]))
+        assert isinstance(answer, dict) and answer, name
 
 
 def test_nothing_is_an_empty_array(populated: Populated, tmp_path: Path) -> None:
@@ -164,13 +164,15 @@ def test_text_of_others_moves_no_cursor_and_forges_no_line(
     for line in [*lists, *shows, *ACTS]:
         with pytest.raises(SystemExit):
             main([words.get(word, MODEL if word == "MODEL" else word) for word in line.split()])
-        told = "".join(capsys.readouterr())
-        assert told, line
+        output = "".join(capsys.readouterr())
+        assert output, line
         wrong = {
-            one for one in told if (ord(one) < 0x20 and one != "\n") or 0x7F <= ord(one) < 0xA0 or one in "\u202e\u2066"
+            one
+            for one in output
+            if (ord(one) < 0x20 and one != "\n") or 0x7F <= ord(one) < 0xA0 or one in "\u202e\u2066"
         }
         assert not wrong, (line, wrong)
-        assert not [one for one in told.splitlines() if one.startswith("FORGED")], line
-        assert max(map(len, told.splitlines())) <= 2 * LONGEST_LINE, line
-        hostile += "yyy" in told
+        assert not [one for one in output.splitlines() if one.startswith("FORGED")], line
+        assert max(map(len, output.splitlines())) <= 2 * LONGEST_LINE, line
+        hostile += "yyy" in output
     assert hostile >= 15

@@ -99,9 +99,9 @@ def command(context: click.Context, **options: Any) -> None:
 def test_options_of_an_api_process_are_passed_on() -> None:
     """Those that were given, and the default that differs; the environment reaches the process by itself."""
     words = ["--served-model-name", "a=m", "--own", "x", "--served-model-name", "*", "--max-body", "2"]
-    found = CliRunner().invoke(command, words, env={"FURROW_HEADER_TIMEOUT": "3"})
+    result = CliRunner().invoke(command, words, env={"FURROW_HEADER_TIMEOUT": "3"})
     expected = "--served-model-name a=m --served-model-name * --grace 5.0 --max-body 2.0 {'own': 'x'}"
-    assert found.output.strip() == expected
+    assert result.output.strip() == expected
 
 
 def nothing_done(*_arguments: object) -> int:
@@ -126,8 +126,8 @@ def test_templates_of_files_reach_an_api_process(
     words = ["--response-template", "form.json", "--chat-template", "chat.jinja"]
     if through_serve:
         words = CliRunner().invoke(command, words).output.partition(" {")[0].split()
-    found = CliRunner().invoke(api, words)
-    assert found.exit_code == 0, found.output
+    result = CliRunner().invoke(api, words)
+    assert result.exit_code == 0, result.output
     assert settings[0].response_template == str(tmp_path / "form.json")
     assert settings[0].chat_template == str(tmp_path / "chat.jinja")
     for wrong in (["--response-template", "wrong.json"], ["--chat-template", "missing"]):
@@ -147,8 +147,8 @@ def test_trusted_templates_reach_an_api_process(through_serve: bool, monkeypatch
     assert "--trust-template" in CliRunner().invoke(serve, ["--help"]).output
     if through_serve:
         words = CliRunner().invoke(command, words).output.partition(" {")[0].split()
-    found = CliRunner().invoke(api, words)
-    assert found.exit_code == 0, found.output
+    result = CliRunner().invoke(api, words)
+    assert result.exit_code == 0, result.output
     assert settings[0].trusted_templates == ("m", "0e1ceaf4")
 
 
@@ -167,8 +167,8 @@ def test_the_second_port_reaches_an_api_process(through_serve: bool, monkeypatch
     if through_serve:
         words = CliRunner().invoke(command, words).output.partition(" {")[0].split()
     for arguments in ([*words, "--port", "0"], ["--port", "0"]):
-        found = CliRunner().invoke(api, arguments)
-        assert found.exit_code == 0, found.output
+        result = CliRunner().invoke(api, arguments)
+        assert result.exit_code == 0, result.output
     assert [one.ollama_port for one in settings] == [port, None]
 
 
@@ -185,8 +185,8 @@ def test_the_second_port_reaches_an_api_process(through_serve: bool, monkeypatch
 )
 def test_a_wrong_option_of_an_api_process_is_refused_at_once(words: list[str], text: str) -> None:
     """Before a process is started."""
-    found = CliRunner().invoke(serve, words)
-    assert found.exit_code == 2 and text in found.output
+    result = CliRunner().invoke(serve, words)
+    assert result.exit_code == 2 and text in result.output
 
 
 PLAIN: dict[str, Any] = {

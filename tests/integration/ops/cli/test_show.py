@@ -36,13 +36,13 @@ def shown(*words: str) -> Any:
 
 def test_a_folder(tmp_path: Path) -> None:
     """Architecture, parameters, types, template and licence, from the files alone."""
-    found = shown("demo")["files"]
-    assert (found["architecture"], found["quantization"], found["kind"]) == ("qwen3", None, "generate")
-    assert found["types"]["bf16"]["bytes"] == 2 * found["parameters"]
+    shown_part = shown("demo")["files"]
+    assert (shown_part["architecture"], shown_part["quantization"], shown_part["kind"]) == ("qwen3", None, "generate")
+    assert shown_part["types"]["bf16"]["bytes"] == 2 * shown_part["parameters"]
     text = CliRunner().invoke(cli, ["show", str(MODEL_DIR)]).output
     assert "qwen3" in text and "licence          not named" in text
     template = CliRunner().invoke(cli, ["show", "demo", "--template"]).output
-    assert template == found["template"] and "{%" in template
+    assert template == shown_part["template"] and "{%" in template
 
 
 def test_the_licence_is_the_one_that_the_files_name(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_packed_weights_are_counted_as_weights(tmp_path: Path) -> None:
         "b.weight": torch.zeros(10, dtype=torch.float16),
     }
     save_file(packed, tmp_path / "model.safetensors")
-    found = summarize(inspect(tmp_path))
-    assert found.parameters == 32 * 16 + 10 and found.quantization == "gptq (int4)"
+    summary = summarize(inspect(tmp_path))
+    assert summary.parameters == 32 * 16 + 10 and summary.quantization == "gptq (int4)"
 
 
 def test_what_is_not_there_is_said(tmp_path: Path, new_server: Server) -> None:
@@ -93,9 +93,9 @@ def test_a_model_of_the_farm_whose_files_are_elsewhere(new_server: Server) -> No
     with connect(new_server.url) as client:
         client.flushall()
         populate(client, new_server.url)
-        found = shown(MODEL, "--redis", new_server.url)
-        assert found["files"] is None and "somewhere/demo" in found["files_missing"]
-        assert (found["served"]["spec"]["tp"], found["served"]["kv_tokens"]) == (2, None)
+        output = shown(MODEL, "--redis", new_server.url)
+        assert output["files"] is None and "somewhere/demo" in output["files_missing"]
+        assert (output["served"]["spec"]["tp"], output["served"]["kv_tokens"]) == (2, None)
         assert "not yet" in CliRunner().invoke(cli, ["show", MODEL, "--redis", new_server.url]).output
 
 
@@ -103,8 +103,8 @@ def test_ps_lists_what_runs(new_server: Server) -> None:
     """Replicas whose ranks beat, with the sum of their memory, and for how long they serve."""
     with connect(new_server.url) as client:
         client.flushall()
-        found = populate(client, new_server.url)
-        epoch = found.lease.epoch
+        populated = populate(client, new_server.url)
+        epoch = populated.lease.epoch
         run(client, health.note_formation(MODEL, "r0", health.Formation(epoch, epoch, epoch, epoch, epoch + 500)))
         ended = CliRunner().invoke(cli, ["ps", "--json", "--redis", new_server.url])
         [row] = json.loads(ended.output)

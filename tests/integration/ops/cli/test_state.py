@@ -162,13 +162,13 @@ def test_hosts(scene: Scene) -> None:
     farm.drain(scene.client, "beta")
     scene.client.pexpire("furrow:host:alpha", 60_000)
     scene.client.delete("furrow:host:beta")
-    found = {one["id"]: one for one in scene.json(hosts)}
-    assert (found["alpha"]["state"], found["alpha"]["devices"], found["alpha"]["replicas"]) == (
+    rows_by_id = {one["id"]: one for one in scene.json(hosts)}
+    assert (rows_by_id["alpha"]["state"], rows_by_id["alpha"]["devices"], rows_by_id["alpha"]["replicas"]) == (
         "alive",
         ["cuda:0"],
         ["m:r0"],
     )
-    assert found["beta"]["state"] == "drained"
+    assert rows_by_id["beta"]["state"] == "drained"
     assert "alpha  alive" in scene.ask(hosts).output
     with pytest.raises(SettingsError, match="is alive; stop its worker first"):
         CliRunner().invoke(drain, ["alpha", "--forget", "--redis", scene.url], catch_exceptions=False)

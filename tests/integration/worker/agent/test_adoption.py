@@ -216,10 +216,10 @@ def test_a_replica_whose_ranks_live_stays_on_a_host_without_an_agent(redis: Repl
     spec = ModelSpec(name=MODEL, source="/nowhere", tp=2, devices=["cpu", "cpu"])
     catalog.put_spec(redis.client, spec)
     spec = catalog.get_spec(redis.client, MODEL) or spec
-    given = Assignment(spec=spec, replica=REPLICA, ranks=ranks, devices=["cpu"] * len(ranks))
+    assignment = Assignment(spec=spec, replica=REPLICA, ranks=ranks, devices=["cpu"] * len(ranks))
     farm.beat_host(redis.client, FarmHost("away"), 1, 1)
     farm.beat_host(redis.client, FarmHost("other"), 2, 1)
-    farm.assign(redis.client, "away", given)
+    farm.assign(redis.client, "away", assignment)
     redis.client.delete("furrow:host:away")
     redis.client.persist("furrow:host:other")
     held = redis.lead(2, owner=("away" if 0 in ranks else "other") + "/7")
@@ -231,12 +231,12 @@ def test_a_replica_whose_ranks_live_stays_on_a_host_without_an_agent(redis: Repl
     redis.client.persist(redis.keys.heartbeat(1))
     planner = Planner(redis.client, lambda *_: None)
     planner.turn()
-    assert farm.assignments(redis.client, "away") == [given]
+    assert farm.assignments(redis.client, "away") == [assignment]
     assert all(1 not in one.ranks for one in farm.assignments(redis.client, "other"))
     redis.client.delete(redis.keys.heartbeat(1))
     if 0 in ranks:  # the lock alone keeps it
         planner.turn()
-        assert farm.assignments(redis.client, "away") == [given]
+        assert farm.assignments(redis.client, "away") == [assignment]
         catalog.tombstone(redis.client, MODEL)
         planner.turn()
         [withdrawn] = farm.assignments(redis.client, "away")

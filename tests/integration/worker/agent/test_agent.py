@@ -365,10 +365,10 @@ def test_models_that_kill_each_other_for_memory(
         forgiven(scene)
     older, younger = (replica_of(scene, name) for name in ("a", "b"))
     assert until(lambda: younger.failed, 40.0) and older.failed is None and older.attempts == 0
-    told = scene.redis.run(health.status_of("b", REPLICA))
-    assert told is not None and told.state == "failed"
+    status = scene.redis.run(health.status_of("b", REPLICA))
+    assert status is not None and status.state == "failed"
     for part in ("lack of memory on host", "3 times", "b (r0, 1 rank)", "beside it a (r0, 1 rank)", "the host has"):
-        assert part in told.detail
+        assert part in status.detail
     until(lambda: not younger.processes and older.processes, 40.0)
     desired.reload(scene.redis.client, "b")
     until(lambda: [one for one in scene.agent.replicas.by_place if one[0] == "b"] == [("b", "r1")], 40.0)

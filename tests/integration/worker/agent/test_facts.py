@@ -34,9 +34,9 @@ def publishers(redis: ReplicaRedis) -> Iterator[tuple[FactsPublisher, FactsPubli
 
 
 def published(redis: ReplicaRedis, host: str) -> HostFacts:
-    found = redis.run(facts_of(host))
-    assert found is not None
-    return found
+    facts = redis.run(facts_of(host))
+    assert facts is not None
+    return facts
 
 
 def part(host: str, rank: int, redis: ReplicaRedis) -> None:
@@ -49,12 +49,12 @@ def test_a_host_tells_version_clock_disks_and_compiler(
 ) -> None:
     """The same machine as the server: no skew. They lapse when the agent is away for long."""
     publishers[0].publish()
-    found = published(redis, "alpha")
-    assert found.version == VERSION and abs(found.clock_ms) < 1_000 and 0 < found.round_trip_ms < 1_000
-    for place in (found.models, found.cache):
+    facts = published(redis, "alpha")
+    assert facts.version == VERSION and abs(facts.clock_ms) < 1_000 and 0 < facts.round_trip_ms < 1_000
+    for place in (facts.models, facts.cache):
         assert place is not None and 0 < place.free <= place.total
-    assert (found.shared_memory is not None) == Path("/dev/shm").is_dir()
-    assert found.ports == {} and found.port == 0
+    assert (facts.shared_memory is not None) == Path("/dev/shm").is_dir()
+    assert facts.ports == {} and facts.port == 0
     assert 0 < redis.client.pttl("furrow:host:alpha:facts") <= 90_000
 
 

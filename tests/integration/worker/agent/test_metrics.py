@@ -168,7 +168,7 @@ def test_the_farm_s_series(redis: ReplicaRedis) -> None:
     lease = run(client, acquire("tiny", "r0", "me", 1))
     assert lease is not None
     write_poison(client, "tiny", "r0", lease.epoch, 0, "step_failed", "boom")
-    found = shown(client, plans=True)
+    output = shown(client, plans=True)
     expected = {
         "vllm:num_requests_waiting": 0,
         "furrow_replicas_wanted": 2,
@@ -183,7 +183,7 @@ def test_the_farm_s_series(redis: ReplicaRedis) -> None:
         "furrow_host_up": 1,
         "furrow_hosts away": 0,
     }
-    assert {name: found[name] for name in expected} == expected
+    assert {name: output[name] for name in expected} == expected
     assert shown(client, plans=False) == {}
 
 
@@ -196,5 +196,5 @@ def test_replicas_that_do_not_serve(redis: ReplicaRedis, state: AgentState, fail
     catalog.put_spec(client, ModelSpec(name="tiny", source="/x", replicas=1))
     if state:
         write_status(client, "tiny", "r0", state, "why", host="alpha")
-    found = shown(client, plans=True)
-    assert (found["furrow_replicas_failed"], found["furrow_replicas_unplaced"]) == (failed, unplaced)
+    output = shown(client, plans=True)
+    assert (output["furrow_replicas_failed"], output["furrow_replicas_unplaced"]) == (failed, unplaced)

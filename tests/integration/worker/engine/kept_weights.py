@@ -35,12 +35,12 @@ STEPS = write([Job(1, list(range(3, 40)), 16, 4)])
 
 def loaded(source: Path, quant: str | None = "int8", rank: int = 0, ranks: int = 1) -> tuple[ServedModel, list[str]]:
     """The model, and the events that its load logged, once what was kept is written."""
-    kept = WeightCache(2**30, least=0)
+    cache = WeightCache(2**30, least=0)
     with capture_logs() as logs:
         group: Any = Solo() if ranks == 1 else Membership(rank, ranks)
-        model = load(source, collective=group, dtype="float32", quant=quant, cache=kept)
-        if kept.writing is not None:
-            kept.writing.join(30)
+        model = load(source, collective=group, dtype="float32", quant=quant, cache=cache)
+        if cache.writing is not None:
+            cache.writing.join(30)
     return model, [entry["event"] for entry in logs]
 
 

@@ -101,12 +101,12 @@ def cosine(one: Tensor, other: Tensor) -> float:
 def test_logits_are_those_of_the_dequantized_weights(family: str, quant: str, wide: Checkpoint, tmp_path: Path) -> None:
     """With separate and tied tables, norms after sublayers, layer norms, short convolutions, Mamba layers, biases.
     The control: the weights as they were are further away."""
-    folder, asked = wide(family), prompts(4, 24)
-    packed = logits_of(load(folder, collective=Solo(), quant=quant), asked)
-    near = logits_of(load(dequantized(folder, quant, tmp_path), collective=Solo(), dtype="float32"), asked)
+    folder, own_prompts = wide(family), prompts(4, 24)
+    packed = logits_of(load(folder, collective=Solo(), quant=quant), own_prompts)
+    near = logits_of(load(dequantized(folder, quant, tmp_path), collective=Solo(), dtype="float32"), own_prompts)
     assert cosine(packed, near) >= 0.999
     if quant in ("q2k", "q3k", "q4_0"):
-        far = logits_of(load(folder, collective=Solo(), dtype="float32"), asked)
+        far = logits_of(load(folder, collective=Solo(), dtype="float32"), own_prompts)
         assert cosine(packed, far) < cosine(packed, near)
 
 
@@ -200,7 +200,7 @@ def test_blocks_need_the_compiled_products(checkpoint: Checkpoint, monkeypatch: 
 def test_perplexity_beside_the_dequantised_weights(quant: str, tmp_path: Path) -> None:
     """The demonstration model's perplexity on conversations that it never saw is at most 1.005 times that of the same
     weights as plain numbers: activations of 8 bits cost no more."""
-    asked = held_out_texts(per_task=4)
-    packed = perplexity(load(MODEL_DIR, collective=Solo(), quant=quant), asked)
-    plain = perplexity(load(dequantized(MODEL_DIR, quant, tmp_path), collective=Solo(), dtype="float32"), asked)
+    texts = held_out_texts(per_task=4)
+    packed = perplexity(load(MODEL_DIR, collective=Solo(), quant=quant), texts)
+    plain = perplexity(load(dequantized(MODEL_DIR, quant, tmp_path), collective=Solo(), dtype="float32"), texts)
     assert 0.995 < packed / plain <= 1.005

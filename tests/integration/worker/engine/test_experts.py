@@ -81,27 +81,27 @@ def test_all_tokens_may_go_to_the_same_experts(threads: int, tmp_path: Path, mon
     )
     torch.set_num_threads(threads)
     try:
-        found = conversation(loaded(folder, None, monkeypatch, native=True))
+        messages = conversation(loaded(folder, None, monkeypatch, native=True))
         changed(folder, lambda name, tensor: tensor.fill_(9.0) if ".experts.2." in name else tensor)
         again = conversation(loaded(folder, None, monkeypatch, native=True))
         changed(folder, lambda name, tensor: tensor.fill_(9.0) if ".experts.1." in name else tensor)
         other = conversation(loaded(folder, None, monkeypatch, native=True))
     finally:
         torch.set_num_threads(1)
-    assert torch.equal(found, again)
-    assert not torch.equal(found, other)
+    assert torch.equal(messages, again)
+    assert not torch.equal(messages, other)
 
 
 def test_a_token_with_nan_spoils_no_other(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of NaN goes to some experts and gives NaN; a row beside it keeps its bits."""
     running = loaded(checkpoint("qwen3_moe"), None, monkeypatch, native=True)
     running.step(Row(0, PROMPT, 0, True), Row(1, PROMPT, 0, True), Row(2, PROMPT, 0, True))
-    wanted = running.step(Row(2, [3], 60, True))[0]
+    logits = running.step(Row(2, [3], 60, True))[0]
     slab = running.store._slabs[1]
     slab.pool.memories[0][1, 0, slab.slot, 0, 5] = float("nan")
-    found = running.step(Row(0, [3], 60, True), Row(1, [3], 60, True))
-    assert torch.equal(found[0], wanted)
-    assert found[1].isnan().all()
+    step_logits = running.step(Row(0, [3], 60, True), Row(1, [3], 60, True))
+    assert torch.equal(step_logits[0], logits)
+    assert step_logits[1].isnan().all()
 
 
 @pytest.mark.parametrize(("quant", "share"), [(None, 1.05), ("f16", 1.05), ("int8", 0.6)])

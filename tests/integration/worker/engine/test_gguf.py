@@ -124,6 +124,14 @@ MODELS: dict[str, tuple[list[str], dict[str, object]]] = {
             "attention_chunk_size": 8192,
             "floor_scale": 8192,
             "attn_scale": 0.1,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 16.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 256,
+            },
         },
     ),
     "apertus": (["q8_0", "q5_0"], {}),
@@ -272,12 +280,12 @@ def test_two_ranks_share_packed_weights(family: str, folder: Path, ranks: RankGr
 
 def test_experts_with_fused_gates_are_checked(folder: Path) -> None:
     """The tests of qwen3next are about gates that are one tensor with their neighbours; its shape is checked."""
-    found = read_model(made("qwen3_next", folder / "qwen3_next")[0])
-    assert "blk.0.ffn_gate_up_exps.weight" in found.tensors and "blk.0.ffn_gate_exps.weight" not in found.tensors
-    config = configuration(found)
-    check_tensors(found, config)
+    model = read_model(made("qwen3_next", folder / "qwen3_next")[0])
+    assert "blk.0.ffn_gate_up_exps.weight" in model.tensors and "blk.0.ffn_gate_exps.weight" not in model.tensors
+    config = configuration(model)
+    check_tensors(model, config)
     with pytest.raises(ModelFilesError, match=r"tensor blk\.0\.ffn_gate_up_exps\.weight has the shape \(8, 192, 64\)"):
-        check_tensors(found, config | {"moe_intermediate_size": 64})
+        check_tensors(model, config | {"moe_intermediate_size": 64})
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_next"])

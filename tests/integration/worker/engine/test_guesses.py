@@ -62,9 +62,9 @@ def test_guesses_leave_the_bits_as_they_are(family: str, checkpoint: Checkpoint)
     running = engine(checkpoint(family))
     expected = play(running, one_by_one())
     running.clear()
-    found = play(running, guessed(expected.tokens[1]))
-    assert kept(found) == expected.tokens[1] and REJECTED in found.tokens[1]
-    logits = [row for row, token in zip(found.logits[1], found.tokens[1], strict=True) if token != REJECTED]
+    tokens = play(running, guessed(expected.tokens[1]))
+    assert kept(tokens) == expected.tokens[1] and REJECTED in tokens.tokens[1]
+    logits = [row for row, token in zip(tokens.logits[1], tokens.tokens[1], strict=True) if token != REJECTED]
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(logits, expected.logits[1], strict=True))
     assert running.store.length(1) == len(PROMPT) + NEW - 1
 

@@ -36,10 +36,10 @@ print(sorted(set(sys.modules) & {"torch", "transformers", "triton"}))
 
 
 def imported(program: str, *arguments: str) -> str:
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120, check=True
     )
-    return found.stdout.splitlines()[-1]
+    return process.stdout.splitlines()[-1]
 
 
 @pytest.mark.timeout(150)

@@ -35,7 +35,17 @@ pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ compiler,
 Checkpoint = Callable[[str], Path]
 
 SHORTER = ["f16", "bf16", "q8_0"]
-SAMPLE = ["deepseek_v3", "gemma4_text", "gpt_oss", "granitemoehybrid", "lfm3", "mimo_v2_flash", "minimax_m2", "qwen3"]
+SAMPLE = [
+    "deepseek_v3",
+    "gemma3n_text",
+    "gemma4_text",
+    "gpt_oss",
+    "granitemoehybrid",
+    "lfm3",
+    "mimo_v2_flash",
+    "minimax_m2",
+    "qwen3",
+]
 """Compressed rows, heads of several widths, windows, sinks, recurrent layers beside, narrow values, norms over
 all heads."""
 
@@ -91,8 +101,8 @@ def test_bytes_of_a_token(kv_type: str, share: float) -> None:
 @pytest.mark.parametrize("kv_type", SHORTER)
 def test_perplexity_beside_32_bits(kv_type: str) -> None:
     """Of the demonstration model, on conversations that it never saw; `ops.bench.engine.perplexity` measures others."""
-    asked = held_out_texts(per_task=8)
-    shorter, exact = (perplexity(load(MODEL_DIR, collective=Solo(), kv_type=one), asked) for one in (kv_type, "f32"))
+    texts = held_out_texts(per_task=8)
+    shorter, exact = (perplexity(load(MODEL_DIR, collective=Solo(), kv_type=one), texts) for one in (kv_type, "f32"))
     assert shorter / exact <= {"f16": 1.001}.get(kv_type, 1.005)
 
 

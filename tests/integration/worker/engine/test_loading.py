@@ -69,8 +69,8 @@ def test_a_model_that_its_plan_refuses_is_loaded_again(checkpoint: Checkpoint, m
     with capture_logs() as logs:
         model = load(checkpoint("gemma3_text"), collective=Solo(), dtype="float32")
     assert [entry["event"] for entry in logs if entry["action"] == "load_again"] == ["loading again with transformers"]
-    found = play(Engine(model, SlabStore(model.cache_layout, 512), Solo()), write([Job(1, [3, 4, 5], 512, 1)]))
-    assert found.logits[1][0].isfinite().all()
+    tokens = play(Engine(model, SlabStore(model.cache_layout, 512), Solo()), write([Job(1, [3, 4, 5], 512, 1)]))
+    assert tokens.logits[1][0].isfinite().all()
     assert model.progress == len(model.cache_layout.layers)
 
 

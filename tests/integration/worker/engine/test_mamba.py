@@ -123,10 +123,10 @@ def test_other_forms_equal_generate(name: str, form: Callable[[str], Path]) -> N
     folder, jobs = form(name), mixed()
     engine = engine_of(folder, "float64")
     parts = [type(part).__name__ for part in engine.model.parts()]
-    kept = engine.model.cache_layout
+    layout = engine.model.cache_layout
     assert parts.count("MambaLayer") == (0 if name == "attention alone" else 2)
-    assert len(kept.layers) == 3 - parts.count("MambaLayer")
-    assert (kept.state is None) == (name == "attention alone")
+    assert len(layout.layers) == 3 - parts.count("MambaLayer")
+    assert (layout.state is None) == (name == "attention alone")
     assert parts.count("GraniteMoeHybridMoE") == (3 if name == "groups" else 0)
     assert_identical(folder, jobs, play(engine, write(jobs)))
     assert len({tuple(generated(folder, length)) for length in (5, 21, 37)}) == 3

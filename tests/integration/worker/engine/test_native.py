@@ -161,31 +161,31 @@ def test_a_forked_child_has_threads_of_its_own(checkpoint: Checkpoint, monkeypat
         running = loaded(checkpoint("qwen3"), None, monkeypatch, native=True)
     finally:
         torch.set_num_threads(1)
-    wanted = running.step(Row(0, PROMPT, 0, True))
+    logits = running.step(Row(0, PROMPT, 0, True))
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a command that ran in this process may have left its handler
-        os.write(writing, b"=" if torch.equal(running.step(Row(1, PROMPT, 0, True)), wanted) else b"!")
+        os.write(writing, b"=" if torch.equal(running.step(Row(1, PROMPT, 0, True)), logits) else b"!")
         signal.pause()
     assert os.read(reading, 1) == b"="
     os.kill(child, signal.SIGTERM)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
     os.close(reading)
     os.close(writing)
-    assert torch.equal(running.step(Row(2, PROMPT, 0, True)), wanted)
+    assert torch.equal(running.step(Row(2, PROMPT, 0, True)), logits)
 
 
 def test_a_sequence_gone_bad_is_seen(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN among a sequence's keys makes its own logits NaN and leaves those beside it as they are."""
     running = loaded(checkpoint("qwen3"), None, monkeypatch, native=True)
-    wanted = running.step(Row(0, PROMPT, 0, True), Row(1, PROMPT, 0, True))
+    logits = running.step(Row(0, PROMPT, 0, True), Row(1, PROMPT, 0, True))
     slab = running.store._slabs[1]
     slab.pool.memories[0][1, 0, slab.slot, 0, 5] = float("nan")
-    found = running.step(Row(0, [3], 60, True), Row(1, [3], 60, True))
-    assert found[0].isfinite().all()
-    assert wanted.isfinite().all()
-    assert found[1].isnan().all()
+    step_logits = running.step(Row(0, [3], 60, True), Row(1, [3], 60, True))
+    assert step_logits[0].isfinite().all()
+    assert logits.isfinite().all()
+    assert step_logits[1].isnan().all()
 
 
 def test_a_model_beyond_its_record_is_left_to_torch(tmp_path: Path) -> None:

@@ -78,17 +78,17 @@ def test_threads_compute_parts_of_a_batch(tmp_path: Path) -> None:
     finally:
         torch.set_num_threads(1)
     rows = [StepRow(sid, [(sid * place) % 128 for place in range(90)], 0, True) for sid in range(1, 8)]
-    found = vectors(engine, [rows])
+    own_vectors = vectors(engine, [rows])
     for row in rows:
         expected = pooled_models.reference(tmp_path, row.tokens)
-        assert torch.cosine_similarity(found[row.sid], expected, dim=0) > 1 - 1e-12
+        assert torch.cosine_similarity(own_vectors[row.sid], expected, dim=0) > 1 - 1e-12
 
 
 def test_positions_see_each_other(folder: Path) -> None:
     """The control of the parity: another last token moves the vector, so the test compares no constants."""
     rows = [StepRow(1, [5, 6, 7], 0, True), StepRow(2, [5, 6, 8], 0, True)]
-    found = vectors(engine_of(folder), [rows])
-    assert torch.cosine_similarity(found[1], found[2], dim=0) < 1 - 1e-6
+    own_vectors = vectors(engine_of(folder), [rows])
+    assert torch.cosine_similarity(own_vectors[1], own_vectors[2], dim=0) < 1 - 1e-6
 
 
 def test_a_causal_model_takes_chunks(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_a_causal_model_takes_chunks(tmp_path: Path) -> None:
     folder = pooled_models.make("qwen3", tmp_path, pool="last")
     tokens = PROMPTS[2]
     chunks = [[StepRow(1, tokens[at : at + 16], at, at + 16 >= len(tokens))] for at in range(0, len(tokens), 16)]
-    found = vectors(engine_of(folder), chunks)
-    assert torch.cosine_similarity(found[1], pooled_models.reference(folder, tokens), dim=0) > 1 - 1e-12
+    own_vectors = vectors(engine_of(folder), chunks)
+    assert torch.cosine_similarity(own_vectors[1], pooled_models.reference(folder, tokens), dim=0) > 1 - 1e-12
 
 
 @pytest.mark.parametrize("kind", ["bert", "mpnet"])
@@ -117,5 +117,5 @@ def test_scores_are_those_of_transformers(tmp_path: Path, kind: str, identity: b
     second = types.index(1) if 1 in types else 0
     row = StepRow(1, encoded.ids, 0, True, second=second)
     other = StepRow(2, [5, 6], 0, True)
-    found = vectors(engine_of(folder), [[other, row]])
-    assert torch.allclose(found[1], logit if identity else logit.sigmoid(), atol=1e-12)
+    own_vectors = vectors(engine_of(folder), [[other, row]])
+    assert torch.allclose(own_vectors[1], logit if identity else logit.sigmoid(), atol=1e-12)

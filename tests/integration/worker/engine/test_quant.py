@@ -94,8 +94,8 @@ def exact_logits(folder: Path) -> Tensor:
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_logits_point_the_same_way(family: str, quant: str, tame: Checkpoint) -> None:
     """The cosine between packed and float32 logits is at least 0.999 in each family."""
-    folder, asked = tame(family), prompts(4, 24)
-    packed = logits_of(load(folder, collective=Solo(), quant=quant), asked)
+    folder, own_prompts = tame(family), prompts(4, 24)
+    packed = logits_of(load(folder, collective=Solo(), quant=quant), own_prompts)
     cosine = functional.cosine_similarity(exact_logits(folder), packed, dim=-1).mean()
     assert cosine >= 0.999 - (LOOSER.get(family, 0) if quant != "f16" else 0)
 
@@ -103,15 +103,15 @@ def test_logits_point_the_same_way(family: str, quant: str, tame: Checkpoint) ->
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "llama"])
 def test_float32_from_sixteen_bits(family: str, tmp_path: Path) -> None:
     """Float32 logits of a bfloat16 checkpoint, packed and its embedding still in 16 bits, are those of transformers."""
-    folder, asked = models.make(family, tmp_path), prompts(1, 24)
+    folder, own_prompts = models.make(family, tmp_path), prompts(1, 24)
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     attention = {"attn_implementation": "eager"} if family == "gemma2" else {}
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **attention)
     with torch.no_grad():
-        expected = reference(torch.tensor(asked)).logits[0]
+        expected = reference(torch.tensor(own_prompts)).logits[0]
     model = load(folder, collective=Solo())
-    assert (logits_of(model, asked) - expected).abs().max() < 1e-4
+    assert (logits_of(model, own_prompts) - expected).abs().max() < 1e-4
 
 
 def held_out_texts(per_task: int) -> list[list[int]]:
@@ -134,9 +134,9 @@ def perplexity(model: ServedModel, asked: list[list[int]]) -> float:
 @pytest.mark.parametrize("quant", QUANTS)
 def test_perplexity_of_held_out_text(quant: str) -> None:
     """The demonstration model's perplexity on conversations that it never saw moves by less than one percent."""
-    asked = held_out_texts(per_task=8)
-    exact = perplexity(load(MODEL_DIR, collective=Solo(), dtype="float32"), asked)
-    packed = perplexity(load(MODEL_DIR, collective=Solo(), quant=quant), asked)
+    texts = held_out_texts(per_task=8)
+    exact = perplexity(load(MODEL_DIR, collective=Solo(), dtype="float32"), texts)
+    packed = perplexity(load(MODEL_DIR, collective=Solo(), quant=quant), texts)
     assert exact > 1
     assert abs(packed / exact - 1) < 0.01
 

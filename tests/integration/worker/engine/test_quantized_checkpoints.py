@@ -56,10 +56,10 @@ def test_weights_are_those_of_the_formula(kind: str, written: Written) -> None:
             outputs, inputs = exact[name].shape
             for dim, part in ((None, slice(None)), (0, slice(13, outputs - 3)), (1, slice(inputs // 2, None))):
                 ranges = None if dim is None else [(part.start, part.stop or inputs)]
-                found = checkpoint.read(name, dim, ranges)
-                assert isinstance(found, StoredMatrix)
+                tensor = checkpoint.read(name, dim, ranges)
+                assert isinstance(tensor, StoredMatrix)
                 wanted = exact[name][:, part] if dim == 1 else exact[name][part]
-                assert torch.equal(torch.from_numpy(found.dequantized(np.float64)), wanted), (name, dim)
+                assert torch.equal(torch.from_numpy(tensor.dequantized(np.float64)), wanted), (name, dim)
 
 
 @pytest.mark.parametrize("kind", WEIGHT_ONLY)
@@ -92,7 +92,7 @@ def test_activations_of_eight_bits(written: Written) -> None:
     """W8A8's logits are those of the plain weights with rounded activations, and not those with plain ones."""
     stored, plain = written("w8a8")
     job = Job(1, prompt(37), 512, 1)
-    found = play(engine_of(stored, "auto"), write([job])).logits[1][0]
+    played_tokens = play(engine_of(stored, "auto"), write([job])).logits[1][0]
     model, tokens = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32), torch.tensor([job.prompt])
     with torch.no_grad():
         other = model(tokens).logits[0, -1]
@@ -100,8 +100,8 @@ def test_activations_of_eight_bits(written: Written) -> None:
             if name.endswith("_proj"):
                 layer.register_forward_pre_hook(rounded)
         exact = model(tokens).logits[0, -1]
-    assert (found - other).abs().max() > 1e-3
-    assert (found - exact).abs().max() < 1e-4
+    assert (played_tokens - other).abs().max() > 1e-3
+    assert (played_tokens - exact).abs().max() < 1e-4
 
 
 @pytest.mark.timeout(60)

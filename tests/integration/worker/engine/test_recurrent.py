@@ -173,10 +173,10 @@ def failing(engine: Engine, monkeypatch: pytest.MonkeyPatch, command: Any) -> No
 def test_a_state_is_not_used_after_a_failed_step(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward that failed in the middle may have changed the state: the sequence can't go on, a new one begins
     anew, and gets the logits of one that nothing happened to."""
-    wanted = Running(engine.model).step(Row(1, [4, 5], 0, True))
+    logits = Running(engine.model).step(Row(1, [4, 5], 0, True))
     failing(engine, monkeypatch, step(2, **rows((2, [4, 5], 0)), paused=[1]))
     with engine.step(step(3, **rows((2, [4, 5], 0)), paused=[1])) as again:
-        assert torch.equal(tensor_of(again.forward().logits), wanted)
+        assert torch.equal(tensor_of(again.forward().logits), logits)
         again.agree([7])
     failing(engine, monkeypatch, step(4, **rows((1, [4], 3)), left=[2]))
     with pytest.raises(RankError, match="recurrent state of sequence 1 was lost in a step that failed"):
@@ -200,7 +200,7 @@ def test_a_beginning_is_shared_where_a_state_was_kept(checkpoint: Checkpoint) ->
     """A sequence begins at a snapshot of another, at its end, or takes its memory over, and gets the bits of one that
     computes all; anywhere else it is refused. A snapshot takes the memory of a state until its sequence leaves."""
     model = load(checkpoint("qwen3_5_text"), collective=Solo())
-    wanted = Running(model).step(Row(1, PROMPT, 0, True))
+    logits = Running(model).step(Row(1, PROMPT, 0, True))
     engine = Engine(model, SlabStore(model.cache_layout, 1000), Solo())
     state = engine.store.cost.state_tokens
     run(engine, step(1, rows=[StepRow(1, PROMPT[:20], 0, False, snapshot=True)]))
@@ -211,7 +211,7 @@ def test_a_beginning_is_shared_where_a_state_was_kept(checkpoint: Checkpoint) ->
     for seq, (sid, count, left) in enumerate([(2, 20, []), (3, 30, []), (4, 20, [1])], start=4):
         paused = [one for one in (2, 3) if engine.store.length(one) is not None]
         with engine.step(step(seq, **begun(sid, 1, count), paused=paused, left=left)) as running:
-            assert torch.equal(tensor_of(running.forward().logits), wanted) or load_library() is None
+            assert torch.equal(tensor_of(running.forward().logits), logits) or load_library() is None
             running.agree([5])
     assert engine.store.used_tokens == 3 * (len(PROMPT) + state)
 

@@ -104,21 +104,21 @@ def test_the_files_that_were_not_used_for_longest_make_room(checkpoint: Checkpoi
         os.utime(newest, (1000 - age, 1000 - age))
     sizes = [path.stat().st_size for path in weights.iterdir()]
     assert HIT in loaded(checkpoint("llama"))[1]  # the oldest, used again
-    kept = WeightCache(sum(sizes) + min(sizes) // 2, least=0)
-    load(checkpoint("qwen2"), collective=Solo(), dtype="float32", quant="int8", cache=kept)
-    assert kept.writing is not None
-    kept.writing.join(30)
+    cache = WeightCache(sum(sizes) + min(sizes) // 2, least=0)
+    load(checkpoint("qwen2"), collective=Solo(), dtype="float32", quant="int8", cache=cache)
+    assert cache.writing is not None
+    cache.writing.join(30)
     labels = {path.name.partition("-")[0].rstrip("0123456789") for path in weights.iterdir()}
     assert "llama" in labels and "mistral" not in labels
 
 
 @pytest.mark.parametrize("limit", [0, 10_000])
 def test_a_limit_that_a_model_does_not_fit(limit: int, checkpoint: Checkpoint, weights: Path) -> None:
-    kept = WeightCache(limit, least=0)
+    cache = WeightCache(limit, least=0)
     with capture_logs() as logs:
-        load(checkpoint("llama"), collective=Solo(), dtype="float32", quant="int8", cache=kept)
-        if kept.writing is not None:
-            kept.writing.join(30)
+        load(checkpoint("llama"), collective=Solo(), dtype="float32", quant="int8", cache=cache)
+        if cache.writing is not None:
+            cache.writing.join(30)
     assert not weights.exists() or not list(weights.iterdir())
     assert (NOT_KEPT in [entry["event"] for entry in logs]) == (limit > 0)
 

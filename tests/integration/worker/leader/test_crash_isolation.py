@@ -137,10 +137,10 @@ class DecodeFails:
 @pytest.mark.parametrize("count", [1, 8, pytest.param(32, marks=pytest.mark.timeout(60))])
 def test_one_crasher_is_buried_and_all_others_finish(scene: CrashScene, count: int) -> None:
     """At most log2(n) + 2 restarts, exact answers, one dead letter, a clear end for its client, and no trace after."""
-    asked = prompts(count, 0)
-    expected = scene.undisturbed(asked)
+    own_prompts = prompts(count, 0)
+    expected = scene.undisturbed(own_prompts)
     scene.strike = prefill_fails
-    scene.ask_all(asked)
+    scene.ask_all(own_prompts)
     assert scene.answers(list(expected)) == expected
     assert scene.answer("r00") == [None]
     assert scene.crashes <= math.log2(count) + 2
@@ -153,10 +153,10 @@ def test_one_crasher_is_buried_and_all_others_finish(scene: CrashScene, count: i
 
 def test_several_crashers_are_all_found(scene: CrashScene) -> None:
     """Two among eight: two dead letters, six right answers."""
-    asked = prompts(8, 2, 5)
-    expected = scene.undisturbed(asked)
+    own_prompts = prompts(8, 2, 5)
+    expected = scene.undisturbed(own_prompts)
     scene.strike = prefill_fails
-    scene.ask_all(asked)
+    scene.ask_all(own_prompts)
     assert scene.answers(list(expected)) == expected
     scene.answer("r02"), scene.answer("r05")
     assert sorted(scene.buried()) == ["r02", "r05"]
@@ -165,10 +165,10 @@ def test_several_crashers_are_all_found(scene: CrashScene) -> None:
 
 def test_a_crash_that_takes_the_leader_s_process_is_known_to_the_next_one(scene: CrashScene) -> None:
     """Nothing was said by the leader itself: what it wrote down before the step is enough."""
-    asked = prompts(8, 6)
-    expected = scene.undisturbed(asked)
+    own_prompts = prompts(8, 6)
+    expected = scene.undisturbed(own_prompts)
     scene.strike = dies_in_prefill(scene)
-    scene.ask_all(asked)
+    scene.ask_all(own_prompts)
     assert scene.answers(list(expected)) == expected
     scene.answer("r06")
     assert scene.buried() == ["r06"] and "SIGSEGV" in (scene.log("r06")[-1].cause or "")
@@ -177,10 +177,10 @@ def test_a_crash_that_takes_the_leader_s_process_is_known_to_the_next_one(scene:
 
 def test_a_request_that_crashes_only_when_it_decodes_is_found(scene: CrashScene) -> None:
     """The token of its prefill acquits nobody."""
-    asked = prompts(4, 1)
-    expected = scene.undisturbed(asked)
+    own_prompts = prompts(4, 1)
+    expected = scene.undisturbed(own_prompts)
     scene.strike = DecodeFails()
-    scene.ask_all(asked)
+    scene.ask_all(own_prompts)
     assert scene.answers(list(expected)) == expected
     scene.answer("r01")
     assert scene.buried() == ["r01"]
@@ -189,7 +189,7 @@ def test_a_request_that_crashes_only_when_it_decodes_is_found(scene: CrashScene)
 
 def test_new_requests_wait_for_the_isolation_and_are_served_after_it(scene: CrashScene) -> None:
     """One that comes while suspects are tried is claimed by none of the epochs that crash."""
-    asked = prompts(8, 0)
+    own_prompts = prompts(8, 0)
     scene.ask("late-undisturbed", [7, 8, 9], max_tokens=TOKENS)
     expected = scene.answer("late-undisturbed")
 
@@ -200,7 +200,7 @@ def test_new_requests_wait_for_the_isolation_and_are_served_after_it(scene: Cras
         prefill_fails(command)
 
     scene.strike = strike
-    scene.ask_all(asked)
+    scene.ask_all(own_prompts)
     until(lambda: scene.state("late"), 40.0)
     assert scene.answer("late") == expected
     assert scene.buried() == ["r00"]
@@ -234,8 +234,8 @@ def test_kills_from_outside_make_no_dead_letter(
     # On a busy machine too, steps overlap with emissions wherever they may.
     overlaps = property(lambda serving: serving._scheduler.has_work and not serving._isolation.watching)
     monkeypatch.setattr(Serving, "_overlaps", overlaps)
-    asked = prompts(4)
-    expected = scene.undisturbed(asked)
+    own_prompts = prompts(4)
+    expected = scene.undisturbed(own_prompts)
     left, sizes = [times], []
 
     def strike(command: GenerateStep) -> None:
@@ -246,7 +246,7 @@ def test_kills_from_outside_make_no_dead_letter(
 
     scene.strike = strike
     before = scene.epoch()
-    scene.ask_all(asked)
+    scene.ask_all(own_prompts)
     assert scene.answers(list(expected)) == expected
     assert left == [0] and scene.epoch() > before and scene.buried() == []
     if blow is lost:

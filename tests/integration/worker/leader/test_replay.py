@@ -98,8 +98,8 @@ def test_kept_requests_come_again_to_the_bit(
         replay(client, find_kept(client, [MODEL], rid), f"again-{rid}")
     for rid in rids:
         scene.answer(f"again-{rid}")
-        kept = find_kept(client, [MODEL], rid)
-        assert differences(kept, scene.log(f"again-{rid}")) == []
+        record = find_kept(client, [MODEL], rid)
+        assert differences(record, scene.log(f"again-{rid}")) == []
     assert hashes == first
 
 
@@ -108,26 +108,28 @@ def test_the_command_says_what_differs(scene: LeaderScene, monkeypatch: pytest.M
     scene.ask("kept", keep_ms=HOUR_MS, max_tokens=12, seed="1")
     answered = scene.answer("kept")
     monkeypatch.setattr("ops.cli.requests.connect_to_farm", lambda url: scene.redis.client)
-    told = CliRunner().invoke(command, ["chatcmpl-kept", "--times", "2"])
-    lines = [line for line in told.output.splitlines() if "action=" not in line]  # the leader logs to it as well
-    assert (told.exit_code, lines) == (0, ["The same 12 tokens in 1 choices."] * 2)
+    result = CliRunner().invoke(command, ["chatcmpl-kept", "--times", "2"])
+    lines = [line for line in result.output.splitlines() if "action=" not in line]  # the leader logs to it as well
+    assert (result.exit_code, lines) == (0, ["The same 12 tokens in 1 choices."] * 2)
     log = scene.keys.log("kept")
     entry = scene.log("kept")[-1]
     scene.redis.client.xdel(log, "12-0")
     changed = msgspec.structs.replace(entry, token=(answered[-1] or 0) + 1)
     scene.redis.client.xadd(log, {"e": msgspec.json.encode(changed).decode()}, id="12-1")
-    told = CliRunner().invoke(command, ["kept"])
-    assert told.exit_code == 1
-    assert "Another backend" not in told.output
-    assert told.output.startswith(f"choice 0 differs at entry 11: token {(answered[-1] or 0) + 1}, length then, token ")
+    result = CliRunner().invoke(command, ["kept"])
+    assert result.exit_code == 1
+    assert "Another backend" not in result.output
+    assert result.output.startswith(
+        f"choice 0 differs at entry 11: token {(answered[-1] or 0) + 1}, length then, token "
+    )
 
 
 def test_another_backend_is_named() -> None:
     """By both fingerprints; tokens may be the same all the same."""
     then = [LogEntry(1, 0, 5, fingerprint="fp_a"), LogEntry(2, 0, 6, "length")]
-    kept = KeptRequest("m", "a", GenerationRequest(prompt=[1], sampling=Sampling(max_tokens=2)), then)
+    record = KeptRequest("m", "a", GenerationRequest(prompt=[1], sampling=Sampling(max_tokens=2)), then)
     now = [msgspec.structs.replace(then[0], fingerprint="fp_b"), then[1]]
-    assert [compare(kept, entries)[1] for entries in (now, then)] == [
+    assert [compare(record, entries)[1] for entries in (now, then)] == [
         ["Another backend: fp_a then, fp_b now. The bits may differ.", "The same 2 tokens in 1 choices."],
         ["The same 2 tokens in 1 choices."],
     ]

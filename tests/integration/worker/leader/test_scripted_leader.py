@@ -101,7 +101,7 @@ class Farm:
         """The remains of a request in Redis: log, hash and settlement."""
         log = self.scene.log(rid)
         assert [entry.seq for entry in log] == list(range(1, len(log) + 1))
-        found = self.redis.client.hgetall(self.scene.keys.request(rid))
+        hash_fields = self.redis.client.hgetall(self.scene.keys.request(rid))
         tokens = sum(entry.token is not None for entry in log)
         [settled] = [
             fields
@@ -110,9 +110,9 @@ class Farm:
         ]
         return {
             "entries": told(log, ends_only=case.interrupted),
-            "fields": frozenset(found),
-            "state": found["state"],
-            "cached": found.get("cached_tokens"),
+            "fields": frozenset(hash_fields),
+            "state": hash_fields["state"],
+            "cached": hash_fields.get("cached_tokens"),
             "settled": (settled["key"], int(settled["tokens"]) - tokens),
         }
 

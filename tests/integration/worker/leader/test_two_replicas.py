@@ -155,11 +155,11 @@ def test_a_crasher_is_found_by_two_replicas_as_by_one(farm: TwoReplicas, give_up
 
     Where a replica is given up in the midst of it, the other one tries its suspects; its own requests are not harmed.
     """
-    asked = prompts(8, 3)
+    own_prompts = prompts(8, 3)
     farm.start("r0", "r1")
-    expected = farm.undisturbed(innocents(asked))
+    expected = farm.undisturbed(innocents(own_prompts))
     farm.give_up_after = give_up_after
-    for rid, prompt in asked.items():
+    for rid, prompt in own_prompts.items():
         farm.ask(rid, prompt)
     assert {rid: farm.answer(rid) for rid in expected} == expected
     assert farm.answer("r03") == [None] and farm.buried() == ["r03"]

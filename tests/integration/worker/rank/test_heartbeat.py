@@ -139,10 +139,10 @@ def test_an_overdue_step_is_poison_naming_the_rank_that_is_silent(redis: Replica
     progress.begin(-1.0)
     with heartbeat_of(redis, lease, progress=progress) as heartbeat:
         over = how_it_ended(heartbeat)
-    found = read_poison(redis.client, MODEL, REPLICA)
-    assert isinstance(over, Poisoned) and found is not None
-    assert (found.kind, found.rank, found.epoch) == ("deadline", -1 if heard else 1, lease.epoch)
-    assert ("every rank still beats" if heard else "rank 1 has no heartbeat") in found.message
+    poison = read_poison(redis.client, MODEL, REPLICA)
+    assert isinstance(over, Poisoned) and poison is not None
+    assert (poison.kind, poison.rank, poison.epoch) == ("deadline", -1 if heard else 1, lease.epoch)
+    assert ("every rank still beats" if heard else "rank 1 has no heartbeat") in poison.message
 
 
 def test_a_leader_that_waits_for_a_slow_rank_is_not_overdue(redis: ReplicaRedis) -> None:

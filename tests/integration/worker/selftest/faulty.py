@@ -25,8 +25,8 @@ def wrong_scale(request: Request) -> Iterator[Case]:
     right = paged_kernels.arguments
 
     def wrong(*given: Any) -> dict[str, Any]:
-        found = right(*given)
-        return found | {"scale": found["scale"] * 1.1}
+        arguments = right(*given)
+        return arguments | {"scale": arguments["scale"] * 1.1}
 
     with mock.patch.object(paged_kernels, "arguments", wrong):
         yield from attention.decode(request)

@@ -95,8 +95,8 @@ async def test_a_caller_that_is_cancelled_leaves_the_read_to_the_others(shared: 
 async def test_an_error_is_shared_and_not_kept(shared: SharedReads, reads: Reads) -> None:
     """Whoever asks once it was told asks Redis."""
     reads.error = RedisUnavailable("away")
-    found = await asyncio.gather(*(shared.read(reads.numbered, False) for _ in range(3)), return_exceptions=True)
-    assert [str(one) for one in found] == ["away"] * 3 and len(reads.made) == 1
+    answers = await asyncio.gather(*(shared.read(reads.numbered, False) for _ in range(3)), return_exceptions=True)
+    assert [str(one) for one in answers] == ["away"] * 3 and len(reads.made) == 1
     reads.error = None
     assert await shared.read(reads.numbered, False) == 2
 
@@ -125,8 +125,8 @@ async def test_an_account_reads_one_after_the_other(reads: Reads) -> None:
     assert reads.made == [(0,)]
     reads.error = RedisUnavailable("away")
     reads.gate.set()
-    found = await asyncio.gather(*begun, return_exceptions=True)
-    assert [type(one) for one in found] == [asyncio.CancelledError] + [RedisUnavailable] * 19
+    answers = await asyncio.gather(*begun, return_exceptions=True)
+    assert [type(one) for one in answers] == [asyncio.CancelledError] + [RedisUnavailable] * 19
     assert reads.made == [(number,) for number in flood]
     reads.error = None
     assert await accounts.read("greedy", reads.numbered, 0) == 21

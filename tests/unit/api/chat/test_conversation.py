@@ -9,9 +9,8 @@ import msgspec
 import pytest
 from tokenizers import AddedToken
 
-from api.chat.conversation import ChatPrompt, chat_prompt
+from api.chat.conversation import ChatPrompt, chat_prompt, fitted
 from api.chat.forms import Forms, forms_of
-from api.chat.history import fitted
 from api.chat.template import MeteredTemplate
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import parse_chat
@@ -90,8 +89,10 @@ def test_marks_are_the_special_tokens_of_the_form() -> None:
 def test_what_a_form_needs_of_the_tools(form: CallFormat, expected: Calling) -> None:
     """Only a form that needs names or types keeps them with the request."""
     body = parse_chat(msgspec.json.encode({"messages": [{"role": "user", "content": "x"}], "tools": [WEATHER, TIME]}))
-    found = chat_prompt(body, byte_assets(chat_template=TEMPLATE), MeteredTemplate(TEMPLATE), vocabulary(), Forms(form))
-    assert found.reading is not None and found.reading.calling == expected
+    prompt_text = chat_prompt(
+        body, byte_assets(chat_template=TEMPLATE), MeteredTemplate(TEMPLATE), vocabulary(), Forms(form)
+    )
+    assert prompt_text.reading is not None and prompt_text.reading.calling == expected
 
 
 def test_effort_in_the_words_of_the_template() -> None:
@@ -170,18 +171,21 @@ WRITTEN = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
 def test_tools_are_described_where_the_template_takes_none(choice: Any) -> None:
     """In the system message, after the client's own text. Calls are read as plain JSON, and forced where demanded."""
     said = {"role": "user", "content": "x"}
-    found = prompt(
+    prompt_text = prompt(
         CHATML, messages=[{"role": "system", "content": "Be brief."}, said], tools=[WEATHER], tool_choice=choice
     )
-    assert found.text.startswith("<system>Be brief.\n\nYou can call these functions.") and found.text.endswith(
-        "<user>x"
+    assert prompt_text.text.startswith(
+        "<system>Be brief.\n\nYou can call these functions."
+    ) and prompt_text.text.endswith("<user>x")
+    assert (
+        "\n\n### get_weather\nDescription: " in prompt_text.text
+        and '\nParameters: {"type": "object"' in prompt_text.text
     )
-    assert "\n\n### get_weather\nDescription: " in found.text and '\nParameters: {"type": "object"' in found.text
-    assert '\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}\n' in found.text
-    assert found.reading is not None and found.reading.calling is not None
-    assert (found.reading.calling.format, found.reading.calling.names) == ("plain", ["get_weather"])
-    assert (found.constraint is not None) == (choice != "auto")
-    [(text, param)] = found.warnings
+    assert '\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}\n' in prompt_text.text
+    assert prompt_text.reading is not None and prompt_text.reading.calling is not None
+    assert (prompt_text.reading.calling.format, prompt_text.reading.calling.names) == ("plain", ["get_weather"])
+    assert (prompt_text.constraint is not None) == (choice != "auto")
+    [(text, param)] = prompt_text.warnings
     assert "takes no tools" in text and "'plain'" in text and len(text) <= 200 and param == "tools"
 
 
@@ -200,10 +204,10 @@ def test_tools_stand_before_the_user_s_text_where_the_template_takes_no_system_m
 
 def test_a_described_form_is_the_model_s_own_where_it_has_one() -> None:
     """A template that writes calls and takes no tools, as DeepSeek V3.1's."""
-    found = prompt(DEEPSEEK_V31, tools=[WEATHER])
-    assert '<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{"PARAMETER": "VALUE"}<｜tool▁call▁end｜>' in found.text
-    assert found.reading is not None and found.reading.calling is not None
-    assert found.reading.calling.format == "deepseek_v31" and "'deepseek_v31'" in found.warnings[0][0]
+    prompt_text = prompt(DEEPSEEK_V31, tools=[WEATHER])
+    assert '<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{"PARAMETER": "VALUE"}<｜tool▁call▁end｜>' in prompt_text.text
+    assert prompt_text.reading is not None and prompt_text.reading.calling is not None
+    assert prompt_text.reading.calling.format == "deepseek_v31" and "'deepseek_v31'" in prompt_text.warnings[0][0]
 
 
 @pytest.mark.parametrize("template", [CHATML, NO_SYSTEM])
@@ -249,8 +253,10 @@ def test_a_prompt_that_begins_the_answer_s_mark(tools: dict[str, Any]) -> None:
         "{{ tools }}{% for message in messages %}{% if message.role == 'assistant' %}{{ '>>>all\\n' }}{% endif %}"
         "{{ message.content }}{% endfor %}{% if add_generation_prompt %}{{ '>>>' }}{% endif %}"
     )
-    found = prompt(template, **tools)
-    assert found.text.endswith("x>>>") and found.reading is not None and found.reading.prompted == ">>>"
+    prompt_text = prompt(template, **tools)
+    assert (
+        prompt_text.text.endswith("x>>>") and prompt_text.reading is not None and prompt_text.reading.prompted == ">>>"
+    )
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y >>>"}]
     continued = prompt(template, messages=messages, continue_final_message=True, add_generation_prompt=False, **tools)
     assert continued.text.endswith("y >>>") and continued.reading is not None and continued.reading.prompted == ""
@@ -261,10 +267,10 @@ def test_a_template_that_takes_functions_as_text() -> None:
     template = (
         "{{ functions + ' on ' + datetime }}{% for message in messages %}{{ message.content }}{% endfor %}functools["
     )
-    found = prompt(template, tools=[WEATHER], chat_template_kwargs={"datetime": "Monday"})
-    assert json.loads(found.text.partition(" on ")[0])[0]["name"] == "get_weather"
-    assert found.text.endswith(" on Mondayxfunctools[") and found.warnings == []
-    assert found.reading is not None and found.reading.calling == Calling("functools")
+    prompt_text = prompt(template, tools=[WEATHER], chat_template_kwargs={"datetime": "Monday"})
+    assert json.loads(prompt_text.text.partition(" on ")[0])[0]["name"] == "get_weather"
+    assert prompt_text.text.endswith(" on Mondayxfunctools[") and prompt_text.warnings == []
+    assert prompt_text.reading is not None and prompt_text.reading.calling == Calling("functools")
     assert prompt(template).text.startswith("[] on 20")
 
 

@@ -67,11 +67,11 @@ def takes(tokenizer: Any, text: str | None, said: str) -> bool:
 )
 def test_a_demanded_call_allows_calls_only(tokenizer: Any, form: CallFormat, call: str, others: list[str]) -> None:
     """Nothing but calls of the tools, with arguments that fit; tags match as text and as tokens."""
-    found = grammar(tokenizer, form, "required")
+    grammar_text = grammar(tokenizer, form, "required")
     separator = "; " if form == "llama3" else "\n"
-    assert takes(tokenizer, found, call)
-    assert takes(tokenizer, found, call + separator + call)
-    assert [takes(tokenizer, found, other) for other in others] == [False] * len(others)
+    assert takes(tokenizer, grammar_text, call)
+    assert takes(tokenizer, grammar_text, call + separator + call)
+    assert [takes(tokenizer, grammar_text, other) for other in others] == [False] * len(others)
     single = grammar(tokenizer, form, "required", parallel=False)
     assert takes(tokenizer, single, call) and not takes(tokenizer, single, call + separator + call)
 
@@ -88,17 +88,17 @@ def test_reasoning_may_precede_a_demanded_call(tokenizer: Any) -> None:
 def test_a_named_function_is_called_once() -> None:
     """Only that one may be called, once."""
     choice = msgspec.convert({"type": "function", "function": {"name": "get_time"}}, ToolChoice)
-    found = grammar(MARKED, "hermes", choice)
-    assert takes(MARKED, found, HERMES_TIME)
-    assert not takes(MARKED, found, HERMES) and not takes(MARKED, found, f"{HERMES_TIME}\n{HERMES_TIME}")
+    grammar_text = grammar(MARKED, "hermes", choice)
+    assert takes(MARKED, grammar_text, HERMES_TIME)
+    assert not takes(MARKED, grammar_text, HERMES) and not takes(MARKED, grammar_text, f"{HERMES_TIME}\n{HERMES_TIME}")
 
 
 def test_strict_functions_where_the_model_is_free() -> None:
     """It may answer with text, or call; but what it calls fits. Without strict functions nothing is enforced."""
-    found = grammar(MARKED, "hermes", "auto", strict=True)
+    grammar_text = grammar(MARKED, "hermes", "auto", strict=True)
     for said in ("", "Hello.", HERMES, f"Well.\n{HERMES}\n{HERMES_TIME}"):
-        assert takes(MARKED, found, said)
-    assert not takes(MARKED, found, HERMES.replace('"city": "Paris", ', ""))
+        assert takes(MARKED, grammar_text, said)
+    assert not takes(MARKED, grammar_text, HERMES.replace('"city": "Paris", ', ""))
     assert grammar(MARKED, "hermes", "auto") is None
     assert grammar(PLAIN, "hermes", "auto", strict=True) is None
 
@@ -108,11 +108,11 @@ def test_an_answer_in_a_form_or_a_call() -> None:
     offer = offered([msgspec.convert(WEATHER, Tool)], "auto", None)
     vocabulary = Vocabulary(byte_assets(tokenizer_json=MARKED.to_str()))
     answer = as_lark(Grammar("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'))
-    found = answer_grammar(offer, "hermes", Thinking(), vocabulary, answer)
+    grammar_text = answer_grammar(offer, "hermes", Thinking(), vocabulary, answer)
     for said in ('{"a": 1}', HERMES, '<think>\nso\n</think>\n\n{"a": 1}', f"<think>so</think>{HERMES}"):
-        assert takes(MARKED, found, said)
+        assert takes(MARKED, grammar_text, said)
     for said in ("Hello.", '{"a": "b"}', f'{{"a": 1}}\n{HERMES}'):
-        assert not takes(MARKED, found, said)
+        assert not takes(MARKED, grammar_text, said)
     alone = answer_grammar(None, None, Thinking(begun=True), vocabulary, as_lark(Grammar("choice", '["yes", "no"]')))
     assert takes(MARKED, alone, "so</think>yes") and not takes(MARKED, alone, "yes")
     digits = answer_grammar(None, None, Thinking(begun=True), vocabulary, as_lark(Grammar("regex", "a/[0-9]{2}")))
@@ -141,7 +141,7 @@ def test_a_custom_tools_grammar_bounds_its_input(
     """In every form, whether the value is written as it is or inside JSON."""
     offer = offered([custom(syntax, definition)], "required", None)
     assert offer is not None
-    found = answer_grammar(offer, form, None, Vocabulary(byte_assets(tokenizer_json=MARKED.to_str())))
+    grammar_text = answer_grammar(offer, form, None, Vocabulary(byte_assets(tokenizer_json=MARKED.to_str())))
 
     def call(text: str) -> str:
         arguments = json.dumps({"input": text})
@@ -152,5 +152,5 @@ def test_a_custom_tools_grammar_bounds_its_input(
         inner = f"<function=patch>\n<parameter=input>\n{text}\n</parameter>\n</function>"
         return f"<tool_call>\n{inner}\n</tool_call>"
 
-    assert takes(MARKED, found, call(good))
-    assert not takes(MARKED, found, call(bad))
+    assert takes(MARKED, grammar_text, call(good))
+    assert not takes(MARKED, grammar_text, call(bad))

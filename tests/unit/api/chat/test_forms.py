@@ -120,9 +120,9 @@ def test_a_call_that_is_cut_short(name: str) -> None:
     said = SPOKEN[name].calls(("get_weather", NESTED))
     for end in range(0, len(said), 3):
         how = reading(name)
-        found = read(how, [said[:end]])
-        assert found == read(how, list(said[:end]))
-        for call in found.calls:
+        pieces = read(how, [said[:end]])
+        assert pieces == read(how, list(said[:end]))
+        for call in pieces.calls:
             assert call.name == "get_weather"
     [call] = read(reading(name), [said[: said.index("東") + 1]]).calls
     assert call.arguments == '{"city": "Zürich \\"東'
@@ -139,10 +139,10 @@ def test_marks_that_are_tokens(name: str) -> None:
     said += spoken.calls(*calls)
     parts = [part for part in finder.split(said) if part]
     marks = tuple(part for part in parts if finder.fullmatch(part))
-    found = read(reading(name), parts, marks)
-    assert shown(found) == ("So." if text else "", "I think." if spoken.think else "", calls)
+    pieces = read(reading(name), parts, marks)
+    assert shown(pieces) == ("So." if text else "", "I think." if spoken.think else "", calls)
     by_character = [one for part in parts for one in ([part] if part in marks else part)]
-    assert read(reading(name), by_character, marks) == found
+    assert read(reading(name), by_character, marks) == pieces
 
 
 @pytest.mark.parametrize(

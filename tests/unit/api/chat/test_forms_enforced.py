@@ -103,13 +103,13 @@ def test_a_demanded_call_may_be_written_as_the_family_does(name: str, marked: bo
     assert form.calls is not None
     one = written_calls(form.calls, [("get_weather", ARGUMENTS)])
     both = written_calls(form.calls, [("get_weather", ARGUMENTS), ("get_time", {})])
-    found = grammar_of(name, marked)
-    assert takes(name, marked, found, one)
-    assert not takes(name, marked, found, "Hello.") and not takes(name, marked, found, "")
-    assert not takes(name, marked, found, one.replace("get_weather", "other"))
-    assert not takes(name, marked, found, written_calls(form.calls, [("get_weather", {"city": "x"})]))
+    grammar = grammar_of(name, marked)
+    assert takes(name, marked, grammar, one)
+    assert not takes(name, marked, grammar, "Hello.") and not takes(name, marked, grammar, "")
+    assert not takes(name, marked, grammar, one.replace("get_weather", "other"))
+    assert not takes(name, marked, grammar, written_calls(form.calls, [("get_weather", {"city": "x"})]))
     if form.channels is None:
-        assert takes(name, marked, found, both)
+        assert takes(name, marked, grammar, both)
     assert not takes(name, marked, grammar_of(name, marked, parallel=False), both)
     thinking = thinking_of(name)
     if thinking is not None:
@@ -147,9 +147,9 @@ def test_whatever_is_allowed_is_a_call_that_fits(name: str) -> None:
             assert len(ids) < 3_000
         texts = [made.id_to_token(one) if one > 255 else None for one in ids]
         parts = parts_of(made, ids, texts)
-        found = read(Reading(calling=Calling(name, CALLING, LITERAL), form=name), parts, marks)
-        assert found.calls and not found.text.strip(), (made.decode(ids), found)
-        for call in found.calls:
+        pieces = read(Reading(calling=Calling(name, CALLING, LITERAL), form=name), parts, marks)
+        assert pieces.calls and not pieces.text.strip(), (made.decode(ids), pieces)
+        for call in pieces.calls:
             assert call.name in CALLING
             if call.name == "get_weather":
                 jsonschema.validate(json.loads(call.arguments), PARAMETERS)
@@ -165,15 +165,17 @@ def test_a_mark_that_the_prompt_has_begun_is_not_written_again(name: str) -> Non
     assert form.calls is not None
     tools = [msgspec.convert(tool, Tool) for tool in (WEATHER, TIME)]
     both = written_calls(form.calls, [("get_weather", ARGUMENTS), ("get_time", {})])
-    found = answer_grammar(offered(tools, "required", None), name, None, vocabulary(name, True), prompted=form.prompted)
-    assert not takes(name, True, found, both) and takes(name, True, found, both.removeprefix(form.prompted))
+    grammar = answer_grammar(
+        offered(tools, "required", None), name, None, vocabulary(name, True), prompted=form.prompted
+    )
+    assert not takes(name, True, grammar, both) and takes(name, True, grammar, both.removeprefix(form.prompted))
     how = Reading(calling=Calling(name, CALLING), form=name, prompted=form.prompted)
     for said in ([both.removeprefix(form.prompted)], both.removeprefix(form.prompted)):
         assert [call.name for call in read(how, said).calls] == ["get_weather", "get_time"]
     answer = as_lark(Grammar("json_schema", '{"type": "object"}'))
-    found = answer_grammar(None, name, None, vocabulary(name, True), answer, form.prompted)
+    grammar = answer_grammar(None, name, None, vocabulary(name, True), answer, form.prompted)
     said = f"{form.answer[0].removeprefix(form.prompted)}{{}}"
-    assert takes(name, True, found, said) and read(how, said).text == "{}"
+    assert takes(name, True, grammar, said) and read(how, said).text == "{}"
 
 
 CLOSING = '"}])'
@@ -209,15 +211,15 @@ def test_an_answer_in_a_demanded_format(name: str) -> None:
     opened, closed = form.answer
     for choice in (None, "auto"):
         offer = offered([msgspec.convert(WEATHER, Tool)], choice, None) if choice else None
-        found = answer_grammar(offer, name, thinking, vocabulary(name, True), answer)
+        grammar = answer_grammar(offer, name, thinking, vocabulary(name, True), answer)
         said = f'{opened}{{"a": 1}}{closed}'
-        assert takes(name, True, found, said)
-        assert not takes(name, True, found, said.replace("1", '"b"'))
+        assert takes(name, True, grammar, said)
+        assert not takes(name, True, grammar, said.replace("1", '"b"'))
         how = Reading(thinking, Calling(name, CALLING) if choice else None, form=name)
         assert read(how, [said]).text == '{"a": 1}'
         if thinking is not None:
             following = form.channels.following if form.channels is not None else ""
             whole = f"{thinking.open}so{thinking.close}{following}{said}"
-            assert takes(name, True, found, whole)
+            assert takes(name, True, grammar, whole)
             piece = read(how, [whole])
             assert (piece.reasoning, piece.text) == ("so", '{"a": 1}')

@@ -81,8 +81,8 @@ def test_an_answer_of_a_new_turn_or_none() -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "add_generation_prompt": False}
     assets = byte_assets(chat_template=KEEPS)
     forms = forms_of(KEEPS, VOCABULARY)
-    found = chat_prompt(parse_chat(msgspec.json.encode(body)), assets, MeteredTemplate(KEEPS), VOCABULARY, forms)
-    assert found.text == "<|im_start|>user\nx<|im_end|>\n"
+    prompt_text = chat_prompt(parse_chat(msgspec.json.encode(body)), assets, MeteredTemplate(KEEPS), VOCABULARY, forms)
+    assert prompt_text.text == "<|im_start|>user\nx<|im_end|>\n"
 
 
 def read(how: ChatPrompt, *texts: str) -> Piece:
@@ -116,8 +116,8 @@ def test_reasoning_is_told_from_the_place_where_the_message_ends(
     template: str, content: str, said: str, reasoning: str, text: str
 ) -> None:
     """Inside of it, before it or after it; white space of a continuation is kept."""
-    found = read(prompt(template, content), said)
-    assert (found.reasoning, found.text) == (reasoning, text)
+    pieces = read(prompt(template, content), said)
+    assert (pieces.reasoning, pieces.text) == (reasoning, text)
 
 
 CALL = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
@@ -143,9 +143,9 @@ XML = "<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n</function>
 )
 def test_calls_are_read_from_the_middle(form: CallFormat, content: str, said: str, text: str, calls: int) -> None:
     """A call that the message has begun is returned whole: its name and arguments can't be shown in part."""
-    found = read(prompt(TOOLS, content, form, tools=[WEATHER]), said)
-    assert found.text == text
-    assert [(call.name, msgspec.json.decode(call.arguments)) for call in found.calls] == [
+    pieces = read(prompt(TOOLS, content, form, tools=[WEATHER]), said)
+    assert pieces.text == text
+    assert [(call.name, msgspec.json.decode(call.arguments)) for call in pieces.calls] == [
         ("get_weather", {"city": "Oslo"})
     ] * calls
 
@@ -174,6 +174,6 @@ def test_a_template_that_drops_the_end_of_a_message() -> None:
 
 def test_a_constraint_holds_for_the_continuation_alone() -> None:
     """As in vLLM: the grammar begins where the message ends."""
-    found = prompt(KEEPS, '{"a": ', guided_regex="[0-9]+}")
-    assert found.constraint is not None and found.constraint.param == "guided_regex"
-    assert found.text.endswith('{"a": ')
+    prompt_text = prompt(KEEPS, '{"a": ', guided_regex="[0-9]+}")
+    assert prompt_text.constraint is not None and prompt_text.constraint.param == "guided_regex"
+    assert prompt_text.text.endswith('{"a": ')

@@ -34,11 +34,11 @@ def reading(format_: CallFormat | None, begun: bool = False, single: bool = Fals
 def pieces(how: Reading, texts: list[str], marks: tuple[str, ...] = ()) -> list[Piece]:
     """One piece per text and one for the end; a text that is one of the marks comes as a special token."""
     parser = AnswerParser(how, "rid", 0)
-    found = [Piece(seq, 0) for seq in range(len(texts) + 1)]
-    for piece, text in zip(found, texts, strict=False):
+    all_pieces = [Piece(seq, 0) for seq in range(len(texts) + 1)]
+    for piece, text in zip(all_pieces, texts, strict=False):
         parser.mark(text, piece) if text in marks else parser.push(text, piece)
-    parser.end(found[-1])
-    return found
+    parser.end(all_pieces[-1])
+    return all_pieces
 
 
 def total(found: list[Piece]) -> Read:
@@ -163,25 +163,27 @@ def test_cuts_do_not_matter(format_: CallFormat | None, begun: bool, said: str, 
 def test_nothing_is_lost_where_no_call_is_made(said: str) -> None:
     """An answer without a call is said as it came, but for the marks of the reasoning and the space around them."""
     for format_ in ("hermes", "llama3"):
-        found = read(reading(format_), said)
-        if not found.calls and not found.reasoning and "think>" not in said:
-            assert found.text == said
+        read_pieces = read(reading(format_), said)
+        if not read_pieces.calls and not read_pieces.reasoning and "think>" not in said:
+            assert read_pieces.text == said
 
 
 def test_arguments_come_as_they_are_said() -> None:
     """A call is announced before its arguments, and those are passed on before they are complete."""
-    found = pieces(reading("hermes"), ['<tool_call>{"name": "f", "arguments": {', '"a": ', '"bc', 'd"}}</tool_call>'])
-    assert [[(call.name, call.arguments) for call in piece.calls] for piece in found] == [
+    all_pieces = pieces(
+        reading("hermes"), ['<tool_call>{"name": "f", "arguments": {', '"a": ', '"bc', 'd"}}</tool_call>']
+    )
+    assert [[(call.name, call.arguments) for call in piece.calls] for piece in all_pieces] == [
         [("f", "{")],
         [(None, '"a": ')],
         [(None, '"bc')],
         [(None, 'd"}')],
         [],
     ]
-    [first, *others] = {call.id for piece in found for call in piece.calls}
+    [first, *others] = {call.id for piece in all_pieces for call in piece.calls}
     assert first.startswith("call_") and not others
-    found = pieces(reading("qwen_xml"), ["<function=weather><parameter=city>Par", "is</par", "ameter></function>"])
-    assert [[call.arguments for call in piece.calls] for piece in found] == [['{"city": "Par'], ["is"], ['"}'], []]
+    all_pieces = pieces(reading("qwen_xml"), ["<function=weather><parameter=city>Par", "is</par", "ameter></function>"])
+    assert [[call.arguments for call in piece.calls] for piece in all_pieces] == [['{"city": "Par'], ["is"], ['"}'], []]
 
 
 def test_ids_follow_from_the_request() -> None:

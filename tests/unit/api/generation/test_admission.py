@@ -125,12 +125,12 @@ def test_a_limit_of_minus_one_is_no_limit() -> None:
 def test_a_model_that_does_not_sample_answers_with_the_most_likely_tokens(
     config: dict[str, object], default: float
 ) -> None:
-    known = assets(generation_config=config)
-    assert generation_request(chat(), [1], known).sampling.temperature == default
-    assert generation_request(chat(temperature=0.3), [1], known).sampling.temperature == 0.3
+    model_assets = assets(generation_config=config)
+    assert generation_request(chat(), [1], model_assets).sampling.temperature == default
+    assert generation_request(chat(temperature=0.3), [1], model_assets).sampling.temperature == 0.3
 
 
 @pytest.mark.parametrize(("model", "adapter"), [("m:sql", "sql"), ("m", ""), ("m:other", ""), (None, "")])
 def test_the_adapter_in_a_models_name_reaches_the_leader(model: str | None, adapter: str) -> None:
-    known = assets(adapters=["sql"])
-    assert generation_request(chat(model=model), [1], known).sampling.adapter == adapter
+    model_assets = assets(adapters=["sql"])
+    assert generation_request(chat(model=model), [1], model_assets).sampling.adapter == adapter

@@ -92,9 +92,9 @@ def test_neighbouring_tokens_are_one_chunk() -> None:
     """Tokens that are ready at once go out as one chunk per run of a choice."""
     view = View(endpoint="completions", created=1, model="m", stop_ids=[EOS])
     renderer = StreamRenderer("abc", view, VOCABULARY, 5)
-    found = list(events(renderer.feed(0, log_of(["hello"])).decode().splitlines()))
-    assert [event.text for event in found] == ["hello", ""]
-    assert found[1].data["choices"][0]["finish_reason"] == "stop"
+    events_read = list(events(renderer.feed(0, log_of(["hello"])).decode().splitlines()))
+    assert [event.text for event in events_read] == ["hello", ""]
+    assert events_read[1].data["choices"][0]["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize("text", ["", "abc", "abc:", "abc:1", "abc:1.", "abc:-1.0", "abc:1.0,x", ":1.1"])
@@ -174,13 +174,13 @@ def test_every_chunk_names_the_replica_that_computed_it(endpoint: str) -> None:
     for parts in ([log], [[entry] for entry in log], [log[: middle + 1], log[middle + 1 :]]):
         renderer = StreamRenderer("abc", view, VOCABULARY, 5)
         data = b"".join(renderer.feed(0, part) for part in parts) + renderer.end()
-        told = [event.data for event in events(data.decode().splitlines()) if event.data]
+        event_list = [event.data for event in events(data.decode().splitlines()) if event.data]
         texts = {"fp_a": "", "fp_b": ""}
-        for chunk in told:
+        for chunk in event_list:
             for choice in chunk["choices"]:
                 texts[chunk["system_fingerprint"]] += choice.get("text") or choice.get("delta", {}).get("content") or ""
         assert texts == {"fp_a": "one two three"[:middle], "fp_b": "one two three"[middle:]}
-        assert told[-1]["usage"] and told[-1]["system_fingerprint"] == "fp_b"
+        assert event_list[-1]["usage"] and event_list[-1]["system_fingerprint"] == "fp_b"
 
 
 def test_a_body_names_the_last_replica_and_no_name_of_several() -> None:

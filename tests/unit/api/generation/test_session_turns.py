@@ -117,8 +117,10 @@ async def test_a_turn_renders_a_bounded_part_of_many_choices(endpoint: str, way:
 
 async def test_an_entry_of_a_prompt_has_a_turn_of_its_own() -> None:
     """It tells up to 64 tokens of it."""
-    told = [PromptToken(65, -0.5, 1, TOP.top)] * 64
-    log = [LogEntry(seq, 0, None, prompt=told) for seq in range(1, 9)] + [LogEntry(9, 0, 66, "length", None, TOP)]
+    prompt_tokens = [PromptToken(65, -0.5, 1, TOP.top)] * 64
+    log = [LogEntry(seq, 0, None, prompt=prompt_tokens) for seq in range(1, 9)] + [
+        LogEntry(9, 0, 66, "length", None, TOP)
+    ]
     asked = msgspec.structs.replace(view(logprobs=20, endpoint="completions"), prompt_logprobs=20, echo=["A" * 512])
     turns = Turns(asked, log)
     pieces = await turns.watched(turns.session.collect())

@@ -33,12 +33,12 @@ from control import errors
 )
 def test_each_error_has_its_status_type_and_code(error: Exception, status: int, kind: str, code: str | None) -> None:
     """Status, type and code of each kind; those worth a retry say when; no inside is told."""
-    found = problem(error)
-    assert (found.status, found.body.error.type, found.body.error.code) == (status, kind, code)
+    http_problem = problem(error)
+    assert (http_problem.status, http_problem.body.error.type, http_problem.body.error.code) == (status, kind, code)
     final = code in ("deadline_exceeded", "idempotency_conflict")
-    assert ("retry-after" in found.headers) == (status in (429, 503) and not final)
-    assert found.headers.get("x-should-retry") == ("false" if final else None)
-    assert "secret" not in found.body.error.message
+    assert ("retry-after" in http_problem.headers) == (status in (429, 503) and not final)
+    assert http_problem.headers.get("x-should-retry") == ("false" if final else None)
+    assert "secret" not in http_problem.body.error.message
 
 
 def test_what_the_framework_refuses_names_what_was_asked() -> None:

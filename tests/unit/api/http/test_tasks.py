@@ -41,8 +41,8 @@ async def test_a_failed_run_does_not_end_a_periodic_task(failure: Exception) -> 
         task.start()
         await duty.reach(3)
         await task.stop()
-    told = [(line["action"], line["exc_info"]) for line in lines]
-    assert told == ([] if isinstance(failure, RedisUnavailable) else [("sweep", failure)] * 2)
+    log_lines = [(line["action"], line["exc_info"]) for line in lines]
+    assert log_lines == ([] if isinstance(failure, RedisUnavailable) else [("sweep", failure)] * 2)
 
 
 async def test_wake_ends_the_pause_of_a_periodic_task() -> None:

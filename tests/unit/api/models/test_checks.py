@@ -51,9 +51,9 @@ async def verdict(checks: GrammarChecks, grammar: Grammar) -> str:
 
 def test_letters_are_those_of_the_file() -> None:
     """Where every token is a byte or a marker, what the API reads from its tokenizer is all that the file says."""
-    known = msgspec.json.decode(LETTERS, type=Letters)
-    assert known.tokens == read_token_bytes(ASSETS.tokenizer_json, ASSETS.vocab_size)
-    assert known.eos == ASSETS.eos_ids and set(known.added.values()) == {"<s>", "</s>"}
+    data = msgspec.json.decode(LETTERS, type=Letters)
+    assert data.tokens == read_token_bytes(ASSETS.tokenizer_json, ASSETS.vocab_size)
+    assert data.eos == ASSETS.eos_ids and set(data.added.values()) == {"<s>", "</s>"}
 
 
 FINE = [

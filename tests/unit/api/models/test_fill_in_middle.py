@@ -21,10 +21,10 @@ def vocabulary(*marks: str, special: bool = False) -> Vocabulary:
 
 
 def fill(*marks: str, special: bool = False) -> tuple[FillInMiddle, Vocabulary]:
-    known = vocabulary(*marks, special=special)
-    gaps = fill_in_middle_of(known)
+    own_vocabulary = vocabulary(*marks, special=special)
+    gaps = fill_in_middle_of(own_vocabulary)
     assert gaps is not None
-    return gaps, known
+    return gaps, own_vocabulary
 
 
 def shown(known: Vocabulary, ids: list[int]) -> str:
@@ -81,9 +81,9 @@ def test_files_come_before_it_as_far_as_they_fit() -> None:
     """Repository and file marks where the family has them, else a line; the last files are kept, in their order."""
     gaps, known = fill(*QWEN)
     files = [("a.py", "A" * 50), ("b.py", "B"), ("c.py", "<|fim_prefix|>")]
-    told = shown(known, gaps.prompt("x", "y", files, bos=False, most=200, room=200))
+    prompt = shown(known, gaps.prompt("x", "y", files, bos=False, most=200, room=200))
     around = "<|fim_prefix|>x<|fim_suffix|>y<|fim_middle|>"
-    assert told == (
+    assert prompt == (
         f"<|repo_name|>myproject\n<|file_sep|>a.py\n{'A' * 50}<|file_sep|>b.py\nB<|file_sep|>c.py\n<|fim_prefix|>"
         f"<|file_sep|>filename\n{around}"
     )
@@ -91,8 +91,8 @@ def test_files_come_before_it_as_far_as_they_fit() -> None:
     assert len(ids) <= 60 and "b.py\nB" in shown(known, ids) and "A" not in shown(known, ids)
     assert shown(known, gaps.prompt("x", "y", files, bos=False, most=200, room=10)) == around
     plain, other = fill("<fim-prefix>", "<fim-suffix>", "<fim-middle>")
-    told = shown(other, plain.prompt("x", "y", files[1:2], bos=False, most=200, room=200))
-    assert told == "\n\n--- snippet ---\n\nB<fim-prefix>x<fim-suffix>y<fim-middle>"
+    prompt = shown(other, plain.prompt("x", "y", files[1:2], bos=False, most=200, room=200))
+    assert prompt == "\n\n--- snippet ---\n\nB<fim-prefix>x<fim-suffix>y<fim-middle>"
 
 
 def test_sentencepiece_puts_no_space_after_the_gap() -> None:

@@ -229,8 +229,8 @@ async def test_operators_are_told_of_calls_that_are_not_understood(empty: FakeRe
     subject: Any = Models(empty, ApiSettings(redis_url="redis://nowhere"))
     await subject.look()
     await subject.look()
-    told = breaches_of(empty, ["odd", "glm", "plain"])
-    assert [breach.file for breach in told["odd"]] == [CALLS] and not told["glm"] and not told["plain"]
+    breaches = breaches_of(empty, ["odd", "glm", "plain"])
+    assert [breach.file for breach in breaches["odd"]] == [CALLS] and not breaches["glm"] and not breaches["plain"]
     file = tmp_path / "form.json"
     file.write_text(json.dumps({"fields": {"tool_calls": {"open": "[[", "close": "]]", "content": "json"}}}))
     given: Any = Models(empty, ApiSettings(redis_url="redis://nowhere", response_template=str(file)))

@@ -79,16 +79,16 @@ def test_every_form_becomes_the_same_grammar(fields: dict[str, Any], grammar: Gr
 )
 def test_every_form_of_a_schema(fields: dict[str, Any], param: str) -> None:
     """A schema comes as an object or as its text; one that is not strict may have overlapping parts of a oneOf."""
-    found = asked(**fields)
-    assert found is not None and param in found.param
-    assert msgspec.json.decode(found.grammar.text) == SCHEMA | {"x-guidance": {"coerce_one_of": True}}
+    answer = asked(**fields)
+    assert answer is not None and param in answer.param
+    assert msgspec.json.decode(answer.grammar.text) == SCHEMA | {"x-guidance": {"coerce_one_of": True}}
 
 
 def test_a_strict_schema_is_taken_to_the_letter() -> None:
     """Nothing is added to it; what the caller says to the library himself goes before what is added otherwise."""
     form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
-    found = asked(response_format=form)
-    assert found == Constraint(
+    answer = asked(response_format=form)
+    assert answer == Constraint(
         Grammar("json_schema", msgspec.json.encode(SCHEMA).decode()), "response_format.json_schema.schema"
     )
     own = asked(guided_json={"x-guidance": {"coerce_one_of": False, "lenient": True}})

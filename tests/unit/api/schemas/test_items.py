@@ -21,7 +21,7 @@ def items(*given: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_what_the_assistant_did_in_a_row_is_one_message() -> None:
     """Thoughts, text and calls belong together; a text after the calls begins another message."""
-    found = items(
+    item_list = items(
         {"role": "user", "content": "q"},
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
         {"role": "assistant", "content": [{"type": "output_text", "text": "I look.", "annotations": []}]},
@@ -31,10 +31,10 @@ def test_what_the_assistant_did_in_a_row_is_one_message() -> None:
         {"type": "function_call_output", "call_id": "b", "output": "2"},
         {"role": "assistant", "content": "done"},
     )
-    assert [message["role"] for message in found] == ["user", "assistant", "tool", "tool", "assistant"]
-    assert (found[1]["reasoning_content"], found[1]["content"]) == ("hm", "I look.")
-    assert [call["id"] for call in found[1]["tool_calls"]] == ["a", "b"]
-    assert [message["content"] for message in found[2:]] == ["1", "2", "done"]
+    assert [message["role"] for message in item_list] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert (item_list[1]["reasoning_content"], item_list[1]["content"]) == ("hm", "I look.")
+    assert [call["id"] for call in item_list[1]["tool_calls"]] == ["a", "b"]
+    assert [message["content"] for message in item_list[2:]] == ["1", "2", "done"]
 
 
 def test_instructions_and_a_system_message_are_one() -> None:
@@ -88,8 +88,8 @@ CALLS: list[dict[str, Any]] = [
 
 def test_calls_of_every_kind_of_tool_are_functions_calls() -> None:
     """Each call is one of the function that the model was offered, and each result is what it says."""
-    found = items({"role": "user", "content": "q"}, *CALLS)
-    called = [message["tool_calls"][0] for message in found if message["role"] == "assistant"]
+    item_list = items({"role": "user", "content": "q"}, *CALLS)
+    called = [message["tool_calls"][0] for message in item_list if message["role"] == "assistant"]
     assert [(call["id"], call["function"]["name"]) for call in called] == [
         ("a", "mcp__mail__send"), ("b", "patch"), ("c", "local_shell"), ("d", "shell"), ("e", "apply_patch"),
     ]  # fmt: skip
@@ -100,7 +100,7 @@ def test_calls_of_every_kind_of_tool_are_functions_calls() -> None:
         {"commands": ["pwd", "ls"]},
         {"type": "delete_file", "path": "x.py"},
     ]
-    results = [(message["tool_call_id"], message["content"]) for message in found if message["role"] == "tool"]
+    results = [(message["tool_call_id"], message["content"]) for message in item_list if message["role"] == "tool"]
     assert results == [
         ("a", "sent"), ("b", "done"), ("c", "total 0"), ("d", "exit code 0\n/home\ntimed out\nno"),
         ("e", "no such file"),
@@ -109,9 +109,9 @@ def test_calls_of_every_kind_of_tool_are_functions_calls() -> None:
 
 def test_kept_calls_read_the_same_again() -> None:
     """Items that a stored response has are what a client may send again."""
-    kept = read_items(CALLS, "0" * 32)
-    assert messages_of(read_items(kept, "1" * 32)) == messages_of(kept)
-    assert [item["id"] for item in read_items(kept, "1" * 32)] == [item["id"] for item in kept]
+    item_list = read_items(CALLS, "0" * 32)
+    assert messages_of(read_items(item_list, "1" * 32)) == messages_of(item_list)
+    assert [item["id"] for item in read_items(item_list, "1" * 32)] == [item["id"] for item in item_list]
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_items_of_hosted_tools_are_left_out_with_a_warning(kind: str) -> None:
 def test_ids_of_input_items_are_derived() -> None:
     """An item without an id gets one from its request; one with an id keeps it."""
     rid = "f" * 32
-    found = read_items([{"role": "user", "content": "a"}, {"role": "user", "content": "b", "id": "msg_x"}], rid)
-    assert [item["id"] for item in found] == [f"msg_{rid}_in0", "msg_x"]
+    item_list = read_items([{"role": "user", "content": "a"}, {"role": "user", "content": "b", "id": "msg_x"}], rid)
+    assert [item["id"] for item in item_list] == [f"msg_{rid}_in0", "msg_x"]
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_tool_choices_of_both_apis_become_those_of_chat() -> None:
     told = b'"tools":[{"type":"function","name":"f"}],"input":"x"'
     for choice, expected in ((b'"required"', "required"), (b'{"type":"function","name":"f"}', "f")):
         request = parse_response(b"{" + told + b',"tool_choice":' + choice + b"}")
-        asked = conversation(request, read_items("x", "0" * 32), stored=False)
-        offer = asked.offer
+        item_list = conversation(request, read_items("x", "0" * 32), stored=False)
+        offer = item_list.offer
         assert offer is not None and offer.must
         assert (offer.functions[0].name if offer.named else "required") == expected
     body = b'{"messages":[{"role":"user","content":"x"}],"max_tokens":9,"tools":[{"name":"f","input_schema":{}}]'

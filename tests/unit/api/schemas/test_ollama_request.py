@@ -65,9 +65,9 @@ def test_results_find_their_calls(
     told = [{"role": "tool", "content": "r"} | result for result in results]
     messages = chat(messages=[*ASK, *said, *told]).messages
     ids = [one.id for one in (messages[1].tool_calls or [])] if calls else []
-    found = [message.tool_call_id for message in messages if message.role == "tool"]
-    assert [ids.index(one) if one in ids else None for one in found] == expected  # type: ignore[arg-type]
-    assert len({*ids, *found}) == len(ids) + expected.count(None)
+    call_ids = [message.tool_call_id for message in messages if message.role == "tool"]
+    assert [ids.index(one) if one in ids else None for one in call_ids] == expected  # type: ignore[arg-type]
+    assert len({*ids, *call_ids}) == len(ids) + expected.count(None)
 
 
 def test_a_later_turn_does_not_take_the_ids_of_an_earlier_one() -> None:

@@ -77,9 +77,9 @@ def view(**changes: object) -> View:
 def test_echo_with_log_probabilities() -> None:
     """The prompt's tokens come with their text, the first without a value; the answer's places go on after them."""
     answer = PieceDecoder(VOCABULARY, view(echo=["ab"], logprobs=1), echo="ab")
-    told = [PromptToken(BOS), PromptToken(64, -1.0, 2, [(65, -0.5), (64, -1.0)])]
+    prompt_tokens = [PromptToken(BOS), PromptToken(64, -1.0, 2, [(65, -0.5), (64, -1.0)])]
     scored = TokenLogprobs(-0.25, [(66, -0.25)])
-    first = answer.feed(LogEntry(1, 0, None, prompt=told))
+    first = answer.feed(LogEntry(1, 0, None, prompt=prompt_tokens))
     second = answer.feed(LogEntry(2, 0, None, prompt=[PromptToken(65, -2.0, 1, [(65, -2.0)])]))
     last = answer.feed(LogEntry(3, 0, 66, "length", None, scored))
     assert [first.text, second.text, last.text] == ["a", "b", "c"]

@@ -136,8 +136,8 @@ def test_only_whole_answers_are_timed(server: socket.socket, tmp_path: Path, ans
     thread.start()
     try:
         if wrong is None:
-            found = overhead_ms(address, ring, 2, 3)
-            assert -1e6 <= found.p50 < -900_000  # milliseconds
+            overhead = overhead_ms(address, ring, 2, 3)
+            assert -1e6 <= overhead.p50 < -900_000  # milliseconds
         else:
             with pytest.raises(RuntimeError, match=wrong):
                 overhead_ms(address, ring, 2, 3)

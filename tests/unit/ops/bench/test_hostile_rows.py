@@ -232,9 +232,9 @@ def missed(found: list[Figure]) -> list[str]:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_quiet_row_holds_and_names_fit_the_table(name: str) -> None:
-    found = figures(outcome(name))
-    assert missed(found) == []
-    assert all(len(figure.name) <= 48 for figure in found)
+    figure_list = figures(outcome(name))
+    assert missed(figure_list) == []
+    assert all(len(figure.name) <= 48 for figure in figure_list)
 
 
 @pytest.mark.parametrize(
@@ -271,8 +271,8 @@ def test_each_limit_is_missed(name: str, changes: dict[str, Any], which: list[st
 
 
 def test_a_slow_admission_misses_its_limit() -> None:
-    found = figures(Outcome(admission=Admission(400, 400, 1.1)))
-    assert [figure.holds for figure in found] == [False]
+    figure_list = figures(Outcome(admission=Admission(400, 400, 1.1)))
+    assert [figure.holds for figure in figure_list] == [False]
 
 
 def test_only_claims_after_the_cut_are_for_nobody() -> None:
@@ -286,8 +286,10 @@ def test_only_claims_after_the_cut_are_for_nobody() -> None:
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_control_names_figures_that_there_are_and_must_miss_each(name: str) -> None:
     control = CONTROLS[name]
-    found = [figure for row in rows_of(control) for figure in figures(outcome(row))]
+    figure_list = [figure for row in rows_of(control) for figure in figures(outcome(row))]
     with pytest.raises(NotMissed, match="not missed although"):
-        judge(control, found)
-    bad = [replace(figure, measured=figure.limit + 1) if figure.name in control.kinds else figure for figure in found]
+        judge(control, figure_list)
+    bad = [
+        replace(figure, measured=figure.limit + 1) if figure.name in control.kinds else figure for figure in figure_list
+    ]
     judge(control, bad)

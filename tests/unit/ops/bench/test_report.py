@@ -23,43 +23,48 @@ def measured(count: int = 4, *, drop: str = "", of: int | None = None) -> Measur
 
 def test_a_complete_scenario_passes_with_its_figures() -> None:
     """Rates count successes and their tokens over the whole time."""
-    found = report(measured())
-    assert found.faults == []
-    assert (found.total, found.success, found.requests_per_second, found.tokens_per_second) == (4, 4, 2, 16)
-    assert found.segments.keys() == SEGMENTS.keys()
-    assert found.segments["decode"].p99 == 100
-    assert found.client["ttft"].mean == 32
-    assert [(name, group.success) for name, group in found.users.items()] == [("user-0", 2), ("user-1", 2)]
-    assert found.models["m1"].tokens_per_second == 8
+    report_text = report(measured())
+    assert report_text.faults == []
+    assert (report_text.total, report_text.success, report_text.requests_per_second, report_text.tokens_per_second) == (
+        4,
+        4,
+        2,
+        16,
+    )
+    assert report_text.segments.keys() == SEGMENTS.keys()
+    assert report_text.segments["decode"].p99 == 100
+    assert report_text.client["ttft"].mean == 32
+    assert [(name, group.success) for name, group in report_text.users.items()] == [("user-0", 2), ("user-1", 2)]
+    assert report_text.models["m1"].tokens_per_second == 8
 
 
 @pytest.mark.parametrize("stamp", [stamp for stamp in STAMPS if stamp != "client_end"])
 @pytest.mark.parametrize("missing_in", [1, 4])
 def test_a_segment_without_data_fails_the_scenario(stamp: str, missing_in: int) -> None:
     """Missing for one request or for all: every segment that needs the stamp is named, with how many have it."""
-    found = report(measured(drop=stamp, of=missing_in))
+    report_text = report(measured(drop=stamp, of=missing_in))
     for name, pair in SEGMENTS.items():
         told = f"segment {name!r} has data for {4 - missing_in} of 4 requests"
-        assert any(fault.startswith(told) for fault in found.faults) == (stamp in pair)
-    assert "FAILED" in table(found)
+        assert any(fault.startswith(told) for fault in report_text.faults) == (stamp in pair)
+    assert "FAILED" in table(report_text)
 
 
 def test_a_request_that_failed_fails_the_scenario() -> None:
     """Errors are counted by kind, and the rest is still reported."""
     with_error = measured()
     with_error.answers.append(Answer("user-0", "m0", sent_ms=1000, end_ms=1001, error="429 queue_full"))
-    found = report(with_error)
-    assert found.errors == {"429 queue_full": 1}
-    assert found.faults == ["1 requests failed: 429 queue_full"]
-    assert (found.total, found.success) == (5, 4)
+    report_text = report(with_error)
+    assert report_text.errors == {"429 queue_full": 1}
+    assert report_text.faults == ["1 requests failed: 429 queue_full"]
+    assert (report_text.total, report_text.success) == (5, 4)
 
 
 def test_no_success_is_a_failure_without_figures() -> None:
     """A farm that refuses everything has no segments at all."""
     refused = [Answer("user-0", "m0", sent_ms=1000, end_ms=1001, error="503 model_failed")]
-    found = report(Measured(SCENARIOS["1-streaming"], refused, {}, 1.0))
-    assert found.segments == {}
-    assert "no request succeeded" in found.faults
+    report_text = report(Measured(SCENARIOS["1-streaming"], refused, {}, 1.0))
+    assert report_text.segments == {}
+    assert "no request succeeded" in report_text.faults
 
 
 def test_wrong_clocks_fail_the_scenario() -> None:
@@ -71,8 +76,8 @@ def test_wrong_clocks_fail_the_scenario() -> None:
 
 def test_the_table_has_every_segment_model_and_user() -> None:
     """Each line fits in 100 columns."""
-    found: Report = report(measured())
-    text = table(found)
+    report_text: Report = report(measured())
+    text = table(report_text)
     for name in (*SEGMENTS, "client ttft", "client total", "m0", "m1", "user-0", "user-1"):
         assert f"\n  {name:<16}" in text
     assert max(map(len, text.splitlines())) <= 100

@@ -38,8 +38,8 @@ def test_each_segment_is_the_time_between_its_two_stamps() -> None:
 @pytest.mark.parametrize("stamp", STAMPS)
 def test_a_missing_stamp_leaves_out_exactly_its_segments(stamp: str) -> None:
     """Nothing is made up for a stamp that is not there."""
-    found = durations({name: value for name, value in STAMPS.items() if name != stamp})
-    assert set(SEGMENTS) - set(found) == {name for name, pair in SEGMENTS.items() if stamp in pair}
+    duration_list = durations({name: value for name, value in STAMPS.items() if name != stamp})
+    assert set(SEGMENTS) - set(duration_list) == {name for name, pair in SEGMENTS.items() if stamp in pair}
 
 
 def test_a_little_less_than_nothing_is_nothing() -> None:
@@ -56,5 +56,7 @@ def test_wrong_clocks_are_said() -> None:
 def test_the_documentation_defines_the_same_segments() -> None:
     """docs/performance.md names each segment with the stamps that the code uses."""
     text = (Path(__file__).parents[4] / "docs" / "performance.md").read_text()
-    told = {name: (begin, end) for name, begin, end in re.findall(r"^\| ([a-z ]+) \| `(\w+)` → `(\w+)` \|", text, re.M)}
-    assert told == SEGMENTS
+    matches = {
+        name: (begin, end) for name, begin, end in re.findall(r"^\| ([a-z ]+) \| `(\w+)` → `(\w+)` \|", text, re.M)
+    }
+    assert matches == SEGMENTS

@@ -17,10 +17,10 @@ def test_a_context_has_one_row_of_logits(tmp_path: Path, again: str, differing: 
     (tmp_path / "1.logits").write_text(f"{A} {B} 0\n{B} {B} 2\n{A} {B}\n{A} {B[:5]}")
     (tmp_path / "2.logits").write_text(f"{A} {again} 1\n")
     (tmp_path / "sitecustomize.py").write_text(f"{B} {A}\n")
-    found = Logits()
-    found.read(tmp_path)
-    assert (found.rows, len(found.contexts), found.again, found.differing) == (3, 2, 1, differing)
-    assert found.guessed == 2
+    logits = Logits()
+    logits.read(tmp_path)
+    assert (logits.rows, len(logits.contexts), logits.again, logits.differing) == (3, 2, 1, differing)
+    assert logits.guessed == 2
 
 
 def test_a_run_passes_only_where_rows_were_compared() -> None:

@@ -44,9 +44,9 @@ def test_the_table(filled: Path) -> None:
 
 
 def test_the_json_document(filled: Path) -> None:
-    found = json.loads(run("list", "--json").stdout)
-    assert [one["name"] for one in found] == ["qwen-int8.weights", "cpu-1.json", "native-1.so"]
-    assert found[0] == {
+    data = json.loads(run("list", "--json").stdout)
+    assert [one["name"] for one in data] == ["qwen-int8.weights", "cpu-1.json", "native-1.so"]
+    assert data[0] == {
         "kind": "weights",
         "name": "qwen-int8.weights",
         "path": str(filled / "weights" / "qwen-int8.weights"),

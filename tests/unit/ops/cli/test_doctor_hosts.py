@@ -119,26 +119,28 @@ def test_no_host_and_only_drained_ones() -> None:
     """Nothing can be served, or placed."""
     assert check_hosts([], {}, {"a": VERSION}, 0)[0].level == "error"
     drained = msgspec.structs.replace(CARD, drained=True)
-    found = [one for one in check_hosts([drained], {"alpha": FACTS}, {"a": VERSION}, 0) if one.level != "ok"]
-    assert [(one.check, one.level) for one in found] == [("drained", "error")] and "--undo" in found[0].remedy
+    host_findings = [one for one in check_hosts([drained], {"alpha": FACTS}, {"a": VERSION}, 0) if one.level != "ok"]
+    assert [(one.check, one.level) for one in host_findings] == [("drained", "error")] and "--undo" in host_findings[
+        0
+    ].remedy
 
 
 def test_a_host_that_is_to_stay_away_is_no_finding() -> None:
     """The drain says so; without it the remedy names that."""
     gone = msgspec.structs.replace(CARD, id="gone", alive=False, replicas=[])
-    found = check_hosts([CARD, gone], {"alpha": FACTS, "gone": None}, {"a": VERSION}, 0)
-    [wrong] = [one for one in found if one.level != "ok"]
+    host_findings = check_hosts([CARD, gone], {"alpha": FACTS, "gone": None}, {"a": VERSION}, 0)
+    [wrong] = [one for one in host_findings if one.level != "ok"]
     assert (wrong.check, wrong.level) == ("alive", "warning") and "furrow drain gone" in wrong.remedy
     drained = msgspec.structs.replace(gone, drained=True)
-    found = check_hosts([CARD, drained], {"alpha": FACTS, "gone": None}, {"a": VERSION}, 0)
-    assert {one.level for one in found} == {"ok"}
+    host_findings = check_hosts([CARD, drained], {"alpha": FACTS, "gone": None}, {"a": VERSION}, 0)
+    assert {one.level for one in host_findings} == {"ok"}
 
 
 def test_the_clock_of_redis_is_the_wrong_one() -> None:
     """All hosts differ from it by the same: one finding about its machine."""
     ahead = msgspec.structs.replace(FACTS, clock_ms=60_000)
-    found = check_hosts([CARD], {"alpha": ahead}, {"a": VERSION}, 60_100)
-    [wrong] = [one for one in found if one.level != "ok"]
+    host_findings = check_hosts([CARD], {"alpha": ahead}, {"a": VERSION}, 60_100)
+    [wrong] = [one for one in host_findings if one.level != "ok"]
     assert wrong.check == "clock" and "Redis' machine" in wrong.message and "-60.0 s" in wrong.message
 
 
@@ -158,8 +160,8 @@ def test_an_api_process_that_is_cut_off_from_redis(reason: str | None, words: st
     with HTTPServer(("127.0.0.1", 0), Ready) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         record = ApiRecord(url=f"http://127.0.0.1:{server.server_port}", host=os.uname().nodename, pid=7, at_ms=1)
-        found = check_hosts([CARD], {"alpha": FACTS}, {"api-1": VERSION}, 0, [record])
+        host_findings = check_hosts([CARD], {"alpha": FACTS}, {"api-1": VERSION}, 0, [record])
         server.shutdown()
-    [finding] = [one for one in found if one.check == "api process"]
+    [finding] = [one for one in host_findings if one.check == "api process"]
     assert finding.level == "error" and words in finding.message
     assert ("kill -9" in finding.remedy) == (reason is None)

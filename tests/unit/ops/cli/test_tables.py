@@ -57,13 +57,13 @@ def test_a_terminal_gets_no_control_characters(
         raise FurrowError(EVIL)
 
     monkeypatch.setattr(cli.cli, "main", fail)
-    found = ModelShown(name="m", source=EVIL, files=None, files_missing=EVIL, served=None)
-    monkeypatch.setattr("ops.cli.show._shown", lambda *_: found)
+    model = ModelShown(name="m", source=EVIL, files=None, files_missing=EVIL, served=None)
+    monkeypatch.setattr("ops.cli.show._shown", lambda *_: model)
     for stream in (sys.stdout, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True)
     act()
-    told = "".join(capsys.readouterr())
-    assert PLAIN in told and not {"\x1b", "\x07", "\x9b"} & set(told)
+    output = "".join(capsys.readouterr())
+    assert PLAIN in output and not {"\x1b", "\x07", "\x9b"} & set(output)
 
 
 def test_a_pipe_gets_the_text_as_it_is() -> None:
@@ -93,5 +93,5 @@ def test_top_shows_no_control_characters() -> None:
         serving=0,
         replicas=[replica],
     )
-    told = [cell.plain for cell in _cells(model, replica, first=True)]
-    assert told.count(PLAIN) == 2 and not any("\x1b" in cell for cell in told)
+    cell_texts = [cell.plain for cell in _cells(model, replica, first=True)]
+    assert cell_texts.count(PLAIN) == 2 and not any("\x1b" in cell for cell in cell_texts)

@@ -74,9 +74,9 @@ def test_a_script_s_lines_are_its_results(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "checks.py").write_text((clients.SCRIPTS / "checks.py").read_text())
     (tmp_path / "c.py").write_text(SCRIPT)
     monkeypatch.setattr(clients, "command", lambda client: [sys.executable, str(tmp_path / "c.py")])
-    found = run(CLIENT, "http://127.0.0.1:1/v1", "m").results
-    assert [(result.check, result.ok) for result in found] == [("plain", True), ("async", False)]
-    assert found[1].detail.startswith("ValueError: no")
+    results = run(CLIENT, "http://127.0.0.1:1/v1", "m").results
+    assert [(result.check, result.ok) for result in results] == [("plain", True), ("async", False)]
+    assert results[1].detail.startswith("ValueError: no")
     (tmp_path / "c.py").write_text("raise SystemExit('gone')")
     [last] = run(CLIENT, "http://127.0.0.1:1/v1", "m").results
     assert (last.ok, last.detail) == (False, "gone\n")

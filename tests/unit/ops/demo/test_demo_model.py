@@ -106,10 +106,10 @@ def test_training_text_is_what_the_template_renders() -> None:
         tools = list(conversation.tools) or None
         rendered = loaded.apply_chat_template(conversation.completed(), tools=tools, tokenize=False)
         assert "".join(pieces) == rendered
-        asked = loaded.apply_chat_template(list(conversation.messages), tools=tools, add_generation_prompt=True)[
+        prompt_ids = loaded.apply_chat_template(list(conversation.messages), tools=tools, add_generation_prompt=True)[
             "input_ids"
         ]
-        assert [token for piece in pieces[:-2] for token in loaded(piece)["input_ids"]] == asked
+        assert [token for piece in pieces[:-2] for token in loaded(piece)["input_ids"]] == prompt_ids
 
 
 def _short_questions() -> list[Conversation]:

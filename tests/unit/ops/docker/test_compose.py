@@ -118,9 +118,9 @@ def test_every_variable_in_a_container_is_one_that_the_code_reads(compose: dict[
 
 def test_every_variable_of_the_file_is_documented() -> None:
     """docs/deployment.md names what can be set from outside."""
-    told = (ROOT / "docs" / "deployment.md").read_text()
+    text = (ROOT / "docs" / "deployment.md").read_text()
     names = set(re.findall(r"\$\{(\w+)", COMPOSE.read_text()))
-    assert names and {name for name in names if f"`{name}`" not in told} == set()
+    assert names and {name for name in names if f"`{name}`" not in text} == set()
 
 
 def test_volumes_are_declared(compose: dict[str, Any]) -> None:

@@ -30,8 +30,8 @@ def test_each_alert_fires_and_does_not(tmp_path: Path) -> None:
     """promtool's tests pass; they fail where an alert always fires, and where one never does."""
     status, output = promtool("test", "rules", TESTS)
     assert status == 0, output
-    told = TESTS.read_text()
-    assert [rule["alert"] for rule in ALERTS if f'alertname="{rule["alert"]}"' not in told] == []
+    file_text = TESTS.read_text()
+    assert [rule["alert"] for rule in ALERTS if f'alertname="{rule["alert"]}"' not in file_text] == []
     shutil.copy(TESTS, tmp_path)
     for wrong in ("vector(1)", "vector(1) == 0"):
         text = RULES.read_text().replace("max by (model_name) (furrow_dead_letters) > 0", wrong)

@@ -39,8 +39,8 @@ def card(**changes: Any) -> Card:
 )
 def test_all_share_or_none_does(other: Card, why: str) -> None:
     """One rank that is elsewhere, or can't, is enough; the reason says which and why."""
-    found = refusal_of([card(), other])
-    assert why in found if why else found == ""
+    refusal = refusal_of([card(), other])
+    assert why in refusal if why else refusal == ""
 
 
 def test_more_ranks_than_seats_share_nothing() -> None:

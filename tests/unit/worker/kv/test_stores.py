@@ -23,8 +23,8 @@ def layout(dtype: str) -> CacheLayout:
 
 def test_a_cpu_keeps_slabs() -> None:
     """As many tokens as were asked for, or what half of the host's memory holds for each of its ranks."""
-    asked = stores.store_for(layout("float32"), 500, 100, ranks=2)
-    assert isinstance(asked, SlabStore) and (asked.capacity_tokens, asked.cost.block_tokens) == (500, 1)
+    store = stores.store_for(layout("float32"), 500, 100, ranks=2)
+    assert isinstance(store, SlabStore) and (store.capacity_tokens, store.cost.block_tokens) == (500, 1)
     one, four = (stores.store_for(layout("float32"), None, 100, ranks=ranks) for ranks in (1, 4))
     assert one.capacity_tokens > 3 * four.capacity_tokens > 0
 

@@ -151,11 +151,11 @@ def test_gauges_end_with_their_process_and_counters_do_not(folder: Path) -> None
     counters = counters_of(LABELS)
     counters.set(series.RUNNING, 3)
     counters.add(series.GENERATION_TOKENS, 9)
-    found = samples(exposed(folder, lambda: [("tiny", "r0")]))
-    assert (found["vllm:num_requests_running"], found["vllm:generation_tokens_total"]) == (3, 9)
+    sample_list = samples(exposed(folder, lambda: [("tiny", "r0")]))
+    assert (sample_list["vllm:num_requests_running"], sample_list["vllm:generation_tokens_total"]) == (3, 9)
     counters.begin(2**22 + 1)  # above the greatest pid
-    found = samples(exposed(folder, lambda: [("tiny", "r0")]))
-    assert "vllm:num_requests_running" not in found and found["vllm:generation_tokens_total"] == 9
+    sample_list = samples(exposed(folder, lambda: [("tiny", "r0")]))
+    assert "vllm:num_requests_running" not in sample_list and sample_list["vllm:generation_tokens_total"] == 9
     assert samples(exposed(folder, list)) == {} and not list(folder.glob("*.counters"))
 
 
@@ -183,8 +183,10 @@ def test_the_engine_of_a_replica_is_shown_and_counts_begin_anew_with_another(fol
 def test_names_of_models_are_only_labels(folder: Path, name: str) -> None:
     """Any name is read back as it was, and adds no line."""
     counters_of(Labels(name, "r0", 0)).add(series.GENERATION_TOKENS, 2)
-    found = text_string_to_metric_families(exposed(folder, lambda: [(name, "r0")]))
-    named = [sample for family in found for sample in family.samples if sample.name == "vllm:generation_tokens_total"]
+    families = text_string_to_metric_families(exposed(folder, lambda: [(name, "r0")]))
+    named = [
+        sample for family in families for sample in family.samples if sample.name == "vllm:generation_tokens_total"
+    ]
     assert [(sample.labels["model_name"], sample.value) for sample in named] == [(name, 2)]
 
 

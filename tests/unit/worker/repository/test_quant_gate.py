@@ -54,8 +54,8 @@ def test_every_name_has_a_format() -> None:
     ],
 )
 def test_inputs_that_blocks_of_256_do_not_divide(name: str, inputs: int, chosen: str | None) -> None:
-    found = format_for(name, inputs)
-    assert (None if found is None else found.name) == chosen
+    weight_format = format_for(name, inputs)
+    assert (None if weight_format is None else weight_format.name) == chosen
 
 
 def test_a_host_that_runs_cpp_takes_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,8 +101,10 @@ def test_without_torch_the_command_that_installs_it_is_named(
     changes: dict[str, Any], devices: list[str], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_part.importlib.util, "find_spec", lambda name: None)
-    given = assignment(None)
-    wanted = msgspec.structs.replace(given, devices=devices, spec=msgspec.structs.replace(given.spec, **changes))
+    own_assignment = assignment(None)
+    wanted = msgspec.structs.replace(
+        own_assignment, devices=devices, spec=msgspec.structs.replace(own_assignment.spec, **changes)
+    )
     told = (
         rf"{reason}, and torch and transformers are not installed .* -m pip install 'torch>=\S+' 'transformers>=\S+'`"
     )

@@ -69,7 +69,7 @@ def test_what_divides_is_accepted(tp: int) -> None:
             1,
             "'newer' is not supported: its attention ends at the borders",
         ),
-        ({"model_type": "gemma3n_text"}, 1, "'gemma3n_text' is not supported: its layers predict and correct"),
+        ({"model_type": "gemma5", "altup_num_inputs": 4}, 1, "its layers predict and correct several hidden"),
         ({"model_type": "glm_v", "vision_config": {}}, 1, "'glm_v' is not supported: of the types with images only"),
         ({}, 3, "4 attention heads can't be divided among 3 ranks. Use one of --tp 1, 2, 4"),
         ({}, 0, "must be at least 1, not 0"),
@@ -221,9 +221,9 @@ def test_the_layers_of_lfm2(changes: dict[str, Any]) -> None:
     kept = {name: value for name, value in config.items() if name != "model_type"}
     with torch.device("meta"):
         layers = Lfm2Model(Lfm2Config(**kept)).layers
-    found = validation.recurrence(config)
-    assert found is not None
-    assert [kind == "full_attention" for kind in found.kinds] == [hasattr(layer, "self_attn") for layer in layers]
+    recurrence = validation.recurrence(config)
+    assert recurrence is not None
+    assert [kind == "full_attention" for kind in recurrence.kinds] == [hasattr(layer, "self_attn") for layer in layers]
     width = layers[0].feed_forward.w1.out_features
     assert feed_forward_width(config) == width == shapes.of_config(config, "float32").inner
 
@@ -281,8 +281,8 @@ def test_mamba_layers_that_can_not_be_served(
 def test_the_forms_of_granite() -> None:
     """Layers have the names of published files or transformers' own; a model may have no experts, or no Mamba layer."""
     for names in (["mamba", "attention"], ["linear_attention", "full_attention"]):
-        found = validation.recurrence(GRANITE | {"layer_types": names})
-        assert found is not None and found.kinds == ("linear_attention", "full_attention")
+        recurrence = validation.recurrence(GRANITE | {"layer_types": names})
+        assert recurrence is not None and recurrence.kinds == ("linear_attention", "full_attention")
     dense = GRANITE | {"num_local_experts": 0, "num_experts_per_tok": 0, "layer_types": ["attention"] * 2}
     validation.check(dense, 2)
     assert validation.recurrence(dense) is None
@@ -304,10 +304,10 @@ def test_recurrent_layers_on_a_gpu() -> None:
 
 def test_the_layers_of_a_configuration_without_their_kinds() -> None:
     """Every fourth layer attends, or one in as many as full_attention_interval says."""
-    found = validation.recurrence(RECURRENT)
-    assert found is not None and found.kinds == ("linear_attention",) * 3 + ("full_attention",)
-    found = validation.recurrence(RECURRENT | {"full_attention_interval": 2})
-    assert found is not None and found.kinds == ("linear_attention", "full_attention") * 2
+    recurrence = validation.recurrence(RECURRENT)
+    assert recurrence is not None and recurrence.kinds == ("linear_attention",) * 3 + ("full_attention",)
+    recurrence = validation.recurrence(RECURRENT | {"full_attention_interval": 2})
+    assert recurrence is not None and recurrence.kinds == ("linear_attention", "full_attention") * 2
 
 
 @pytest.mark.parametrize("value", [None, 0, "4", 2.0, True])

@@ -151,9 +151,9 @@ def test_short_prefixes_are_not_worth_it() -> None:
     finish(subject, [5, 6, 7, 8, 9])
     begin(subject, [5, 6, 7, 30, 31], steps=0)
     assert step(subject).change.prefixes == []
-    kept = kept_tokens(subject)
+    tokens = kept_tokens(subject)
     finish(subject, [40, 41])
-    assert kept_tokens(subject) == kept
+    assert kept_tokens(subject) == tokens
 
 
 def test_nobody_computes_what_another_is_computing() -> None:

@@ -23,12 +23,12 @@ def header(tmp_path: Path, fields: dict[str, Any] = FIELDS, **tensors: Stored) -
 
 
 def test_values_and_tensors_are_read(tmp_path: Path) -> None:
-    found = header(tmp_path, one=VECTOR, two=Stored(8, (3, 64), bytes(3 * 68)))
-    assert {key: found.fields[key] for key in "abc"} == {"a": 7, "b": 1.5, "c": True}
-    assert found.fields["d"].texts() == ["x", "é"] and found.fields["e"].numbers() == [1, -2]
-    two = found.tensors["two"]
+    gguf_header = header(tmp_path, one=VECTOR, two=Stored(8, (3, 64), bytes(3 * 68)))
+    assert {key: gguf_header.fields[key] for key in "abc"} == {"a": 7, "b": 1.5, "c": True}
+    assert gguf_header.fields["d"].texts() == ["x", "é"] and gguf_header.fields["e"].numbers() == [1, -2]
+    two = gguf_header.tensors["two"]
     assert (two.type.name, two.shape, two.bytes) == ("q8_0", (3, 64), 204)
-    assert two.start % 32 == 0 and two.start + two.bytes == found.path.stat().st_size
+    assert two.start % 32 == 0 and two.start + two.bytes == gguf_header.path.stat().st_size
 
 
 def test_the_files_own_alignment_counts(tmp_path: Path) -> None:

@@ -48,10 +48,12 @@ def test_tensors_of_other_tools_are_read(kind: str, tmp_path: Path) -> None:
     assert scheme is not None
     with QuantizedCheckpoint(read_headers([tmp_path / "model.safetensors"]), scheme) as checkpoint:
         for dim, part in ((None, slice(None)), (0, slice(8, 24)), (1, slice(32, 64))):
-            found = checkpoint.read("a.q_proj.weight", dim, None if dim is None else [(part.start, part.stop)])
-            assert isinstance(found, StoredMatrix)
+            read_tensor = checkpoint.read("a.q_proj.weight", dim, None if dim is None else [(part.start, part.stop)])
+            assert isinstance(read_tensor, StoredMatrix)
             wanted = exact[:, part] if dim == 1 else exact[part]
-            assert torch.allclose(torch.from_numpy(found.dequantized(np.float64)).float(), wanted, rtol=1e-6, atol=0)
+            assert torch.allclose(
+                torch.from_numpy(read_tensor.dequantized(np.float64)).float(), wanted, rtol=1e-6, atol=0
+            )
 
 
 @pytest.mark.parametrize("kind", ["w4a16", "w4a16 with zeros", "w8a8", "fp8 by channel"])

@@ -2,5 +2,5 @@
 
 import os
 
-# As in worker/kv/torch/kernels.
+# As in worker/kv/torch.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

@@ -75,8 +75,8 @@ def test_a_conversation_on_a_terminal(api: ScriptedApi, tmp_path: Path) -> None:
         assert terminal.process.wait(20) == 0
     assert "DELETE /v1/requests/rid" in api.paths
     assert api.keys == {"Bearer secret"}
-    asked = [one["content"] for one in api.bodies[-1]["messages"]]
-    assert asked == ["Hello", TEXT.strip(), "/First\nsecond", TEXT.strip(), "Slowly", "One two", "Slowly"]
+    contents = [one["content"] for one in api.bodies[-1]["messages"]]
+    assert contents == ["Hello", TEXT.strip(), "/First\nsecond", TEXT.strip(), "Slowly", "One two", "Slowly"]
     assert api.bodies[-1]["temperature"] == 0.0
     history = tmp_path / "furrow" / "run-history"
     assert history.stat().st_mode & 0o777 == 0o600 and "+Hello" in history.read_text()
@@ -91,17 +91,17 @@ def piped(api: ScriptedApi, *arguments: str, stdin: str = "") -> subprocess.Comp
 
 def test_a_pipe_gets_the_answer_alone(api: ScriptedApi) -> None:
     """Prompt and standard input are one text; an error is one line on standard error and status 1."""
-    found = piped(api, "m", "Sum up:", "--set", "seed=7", "--system", "Be kind.", stdin="a text\n")
-    assert (found.stdout, found.returncode) == (TEXT, 0) and "4 tokens" in found.stderr
+    process = piped(api, "m", "Sum up:", "--set", "seed=7", "--system", "Be kind.", stdin="a text\n")
+    assert (process.stdout, process.returncode) == (TEXT, 0) and "4 tokens" in process.stderr
     assert [one["content"] for one in api.bodies[0]["messages"]] == ["Be kind.", "Sum up:\n\na text"]
     assert (api.bodies[0]["seed"], api.bodies[0]["min_p"]) == (7, 0.05)
     api.answers = ["queued"]
-    found = piped(api, "m", "Hello")
-    assert found.stdout == TEXT and "furrow: number 7 in the queue, about 4.2 s" in found.stderr
-    found = piped(api, "other", "Hello")
-    assert (found.stdout, found.returncode) == ("", 1)
+    process = piped(api, "m", "Hello")
+    assert process.stdout == TEXT and "furrow: number 7 in the queue, about 4.2 s" in process.stderr
+    process = piped(api, "other", "Hello")
+    assert (process.stdout, process.returncode) == ("", 1)
     assert (
-        found.stderr.strip()
+        process.stderr.strip()
         == f"furrow: {api.url} serves m, not 'other', and can't be told to load it: not an operator"
     )
 
@@ -113,11 +113,11 @@ def test_a_pipe_gets_the_answer_alone(api: ScriptedApi) -> None:
 def test_a_stream_that_is_closed_is_no_error(api: ScriptedApi, redirected: str, status: int, told: str) -> None:
     """As where a daemon starts the command: nothing else gets the number of the stream."""
     command = f"{sys.executable} -m ops.cli run m Hello --url {api.url} {redirected}"
-    found = subprocess.run(
+    process = subprocess.run(
         ["sh", "-c", command], capture_output=True, text=True, timeout=60, env=clean_environment(), check=False
     )
-    assert (found.returncode, found.stdout) == (status, told), found.stderr
-    assert "Traceback" not in found.stderr
+    assert (process.returncode, process.stdout) == (status, told), process.stderr
+    assert "Traceback" not in process.stderr
 
 
 def test_what_is_no_prompt_is_named_and_a_large_one_is_sent(api: ScriptedApi) -> None:
@@ -125,8 +125,10 @@ def test_what_is_no_prompt_is_named_and_a_large_one_is_sent(api: ScriptedApi) ->
     for locale in ("C", "C.UTF-8"):
         command = [sys.executable, "-m", "ops.cli", "run", "m", "--url", api.url]
         environment = clean_environment(LC_ALL=locale)
-        found = subprocess.run(command, input=b"a\xff\xfe", capture_output=True, timeout=60, env=environment)
-        assert (found.returncode, found.stdout) == (1, b"") and b"is no UTF-8 text" in found.stderr, found.stderr
+        process = subprocess.run(command, input=b"a\xff\xfe", capture_output=True, timeout=60, env=environment)
+        assert (process.returncode, process.stdout) == (1, b"") and b"is no UTF-8 text" in process.stderr, (
+            process.stderr
+        )
         assert not api.bodies
     text = "word " * 200_000
     assert piped(api, "m", stdin=text).stdout == TEXT
@@ -196,10 +198,10 @@ def test_a_model_that_can_not_answer_is_named(api: ScriptedApi, kind: str, state
 def test_a_model_that_this_command_loaded_in_vain_is_unloaded(api: ScriptedApi) -> None:
     """A mistyped name stays on no farm, and the names that the farm has are printed; another's failed model stays."""
     api.operator, api.fails = True, True
-    found = piped(api, "nope", "Hello")
-    assert found.returncode == 1 and found.stdout == ""
-    assert "'nope' was not on the farm, which has m." in found.stderr
-    assert "furrow: 'nope' can't be loaded, and is unloaded again: rank 0" in found.stderr
+    process = piped(api, "nope", "Hello")
+    assert process.returncode == 1 and process.stdout == ""
+    assert "'nope' was not on the farm, which has m." in process.stderr
+    assert "furrow: 'nope' can't be loaded, and is unloaded again: rank 0" in process.stderr
     assert api.unloaded == ["nope"]
     api.states["m"] = ["failed"]
     assert piped(api, "m", "Hello").returncode == 1 and api.unloaded == ["nope"]
@@ -208,18 +210,18 @@ def test_a_model_that_this_command_loaded_in_vain_is_unloaded(api: ScriptedApi) 
 def test_an_error_after_the_load_hides_neither_the_cause_nor_the_model(api: ScriptedApi) -> None:
     """Names that can't be read end nothing; an unload that fails is told after the cause, with what does it."""
     api.operator, api.fails, api.refuses = True, True, ("/v1/models", "/farm/models/unload")
-    found = piped(api, "nope", "Hello")
-    assert found.returncode == 1 and "models that can't be listed (no Redis)" in found.stderr
-    assert "'nope' can't be loaded: rank 0. It is still on the farm (no Redis)" in found.stderr
-    assert "`furrow models unload nope`" in found.stderr.rpartition("It is still")[2]
+    process = piped(api, "nope", "Hello")
+    assert process.returncode == 1 and "models that can't be listed (no Redis)" in process.stderr
+    assert "'nope' can't be loaded: rank 0. It is still on the farm (no Redis)" in process.stderr
+    assert "`furrow models unload nope`" in process.stderr.rpartition("It is still")[2]
 
 
 def test_a_known_model_keeps_its_specification(new_server: Server, tmp_path: Path) -> None:
     """One that failed is told with its cause and the remedy, though other options and another source were given."""
-    known = build_spec("org/m", name="m", tp=4, devices="cpu", kv_tokens=4096)
+    spec = build_spec("org/m", name="m", tp=4, devices="cpu", kv_tokens=4096)
     with connect(new_server.url) as client:
         client.flushall()
-        catalog.put_spec(client, known)
+        catalog.put_spec(client, spec)
         before = catalog.get_spec(client, "m")
         farm = RedisFarm(client)
         assert not farm.desire(build_spec("m"), "m")

@@ -60,10 +60,10 @@ def test_a_forked_process_is_a_child_of_the_supervisor(host: Host) -> None:
     assert short.wait(40.0) == 7
     assert psutil.Process(long.pid).ppid() == host.process.pid
     host.lose_agent()
-    found = {one.tag.get("kind"): one for one in host.connect().inherited}
-    assert (found["short"].returncode, found["long"].pid) == (7, long.pid)
-    found["long"].kill()
-    assert found["long"].wait(40.0) == -signal.SIGKILL
+    children_by_kind = {one.tag.get("kind"): one for one in host.connect().inherited}
+    assert (children_by_kind["short"].returncode, children_by_kind["long"].pid) == (7, long.pid)
+    children_by_kind["long"].kill()
+    assert children_by_kind["long"].wait(40.0) == -signal.SIGKILL
 
 
 def test_forked_processes_outlive_the_one_that_forked_them(host: Host) -> None:

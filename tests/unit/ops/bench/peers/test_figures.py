@@ -11,10 +11,10 @@ from tests.unit.ops.bench.peers.fakes import stream
 
 def test_the_first_token_does_not_count_for_the_decode_rate() -> None:
     """The first token's time counts for the whole and not for the decode rate."""
-    found = figures([stream(0.0, 2.0, 2.5, 3.0, 4.0)])
-    assert found.decode == pytest.approx(3 / 2)
-    assert found.whole == pytest.approx(4 / 4)
-    assert (found.ttft, found.gap_p50, found.gap_p99) == (2000, 500, 1000)
+    figure_list = figures([stream(0.0, 2.0, 2.5, 3.0, 4.0)])
+    assert figure_list.decode == pytest.approx(3 / 2)
+    assert figure_list.whole == pytest.approx(4 / 4)
+    assert (figure_list.ttft, figure_list.gap_p50, figure_list.gap_p99) == (2000, 500, 1000)
 
 
 def test_only_the_time_in_which_all_decode_counts() -> None:

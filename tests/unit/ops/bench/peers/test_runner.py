@@ -50,9 +50,9 @@ def test_the_figures_of_a_row() -> None:
     """Medians over the rounds, the start, first tokens, and the ratio within a round."""
     results = run(plan(), a=FakeEngine(seconds=0.25), b=FakeEngine(seconds=0.5))
     first, second = results.rows[A], results.rows[B]
-    found = first.median(2)
-    assert found is not None
-    assert (found.decode, found.ttft) == (pytest.approx(8), pytest.approx(250))
+    median = first.median(2)
+    assert median is not None
+    assert (median.decode, median.ttft) == (pytest.approx(8), pytest.approx(250))
     assert len(first.runs[2]) == 2
     assert first.first_token_s == [2.25, 2.25]
     assert first.ttft_ms == {30: [250, 250]}

@@ -142,8 +142,8 @@ def test_of_a_repository_only_the_file_that_is_meant_is_fetched(tmp_path: Path, 
     folder.mkdir(parents=True)
     for name in ("m-Q4_0.gguf", "m-Q8_0.gguf"):
         write(folder / name, vocabulary(), {"a": VECTOR})
-    found = source.resolve("org/m-GGUF", cache=tmp_path / "cache", gguf="Q4_0")
-    assert found.name == "m-Q4_0.gguf" and hub == ["org/m-GGUF/m-Q4_0.gguf"]
+    path = source.resolve("org/m-GGUF", cache=tmp_path / "cache", gguf="Q4_0")
+    assert path.name == "m-Q4_0.gguf" and hub == ["org/m-GGUF/m-Q4_0.gguf"]
     with pytest.raises(ModelFilesError, match=r"several GGUF models: m-Q4_0\.gguf, m-Q8_0\.gguf"):
         source.resolve("org/m-GGUF", cache=tmp_path / "cache")
     with pytest.raises(ModelFilesError, match=r"--gguf Q5_0 fits no file of Repository org/m-GGUF"):
@@ -159,8 +159,8 @@ def test_a_tokenizer_is_fetched_from_the_base_repository(tmp_path: Path, hub: li
         source.resolve("org/m-GGUF", cache=tmp_path / "cache", gguf="m")
     (tmp_path / "org" / "m" / "tokenizer.json").write_text('{"base": 1}')
     (tmp_path / "org" / "m" / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
-    found = source.resolve("org/m-GGUF", cache=tmp_path / "cache", gguf="m")
-    described = describe(read_model(found))
+    path = source.resolve("org/m-GGUF", cache=tmp_path / "cache", gguf="m")
+    described = describe(read_model(path))
     assert described.tokenizer_json == '{"base": 1}' and described.eos_ids == [5, 6]
     assert described.chat_template == gguf_models.models.TEMPLATE
 

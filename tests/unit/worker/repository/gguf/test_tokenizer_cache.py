@@ -38,10 +38,10 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reads:
 def test_a_tokenizer_is_converted_once(read: Reads, tmp_path: Path) -> None:
     """Another start takes what was kept, with the same result; other metadata is another tokenizer."""
     path = write(tmp_path / "a.gguf", vocabulary(), {"a": VECTOR})
-    found = [cached_tokenizer(read_model(path), read) for _ in range(3)]
+    tokenizers = [cached_tokenizer(read_model(path), read) for _ in range(3)]
     assert read.count == 1
-    assert found[0] == found[1] == found[2]
-    assert "chat_template" in found[0].tokenizer_config
+    assert tokenizers[0] == tokenizers[1] == tokenizers[2]
+    assert "chat_template" in tokenizers[0].tokenizer_config
     again = describe(read_model(path)), describe(read_model(path))
     assert again[0] == again[1] and again[0].chat_template is not None
     other = write(tmp_path / "b.gguf", vocabulary() | {"tokenizer.chat_template": "other"}, {"a": VECTOR})
