@@ -458,7 +458,8 @@ def factors(scaling: dict[str, Any], width: int) -> Stored:
         length = 2 * np.pi * scaling["rope_theta"] ** (2 * index / width)
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
         original = scaling["original_max_position_embeddings"]
-        smooth = min(1.0, max(0.0, (original / length - low) / (high - low)))
+        passage = float(original > length) if high == low else (original / length - low) / (high - low)
+        smooth = min(1.0, max(0.0, passage))
         factors.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
     return Stored(0, (width // 2,), np.asarray(factors, np.float32).tobytes())
 

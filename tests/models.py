@@ -192,6 +192,25 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 10.0,
     },
     "gemma3_text": {"tie_word_embeddings": True, "query_pre_attn_scalar": 16, **SLIDING_AND_FULL},
+    "gemma3n_text": {
+        "initializer_range": 0.1,
+        "tie_word_embeddings": True,
+        "num_hidden_layers": 5,
+        "sliding_window": 12,
+        "layer_types": [
+            *("sliding_attention", "sliding_attention", "full_attention"),
+            *("sliding_attention", "full_attention"),
+        ],
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 120,
+        "pad_token_id": 0,
+        "altup_num_inputs": 3,
+        "altup_active_idx": 0,
+        "laurel_rank": 12,
+        "activation_sparsity_pattern": [0.9, 0.6, 0.0, 0.3, 0.0],
+        "final_logit_softcapping": 10.0,
+    },
     "gemma4_text": {
         "initializer_range": 0.1,
         "tie_word_embeddings": True,
@@ -404,7 +423,15 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     "starcoder2": {"use_bias": True, "sliding_window": 12},
 }
 
-NORM_NOISE = {"gemma": 3.0, "gemma2": 3.0, "gemma3_text": 3.0, "gemma4_text": 1.0, "glm4_moe": 1.0, "olmo2": 1.0}
+NORM_NOISE = {
+    "gemma": 3.0,
+    "gemma2": 3.0,
+    "gemma3_text": 3.0,
+    "gemma3n_text": 1.0,
+    "gemma4_text": 1.0,
+    "glm4_moe": 1.0,
+    "olmo2": 1.0,
+}
 """Standard deviation added to the layers' norm weights, 0.1 if not here. With less, families that norm the output of
 a sublayer only repeat the last token: the embedding, which they scale up, drowns all else."""
 
@@ -426,10 +453,12 @@ def make(family: str, folder: Path, seed: int = 0, norm_noise: float | None = No
                 parameter.add_(noise * torch.randn_like(parameter))
             elif name.endswith(("bias", "router.scale", "per_expert_scale", "mamba.D", "mixer.D")):
                 parameter.add_(0.1 * torch.randn_like(parameter))
+            elif name.endswith("correct_output_scale"):
+                parameter.add_(torch.randn_like(parameter))
             if name.endswith(("mamba.dt_bias", "mixer.dt_bias")):
                 parameter.sub_(4)  # as long as the tests' prompts are remembered
-            if family == "gemma4_text" and name.endswith(("q_norm.weight", "router.scale")):
-                # Training makes up for what this type leaves out: attention is not scaled, scores of experts are.
+            if family in ("gemma3n_text", "gemma4_text") and name.endswith(("q_norm.weight", "router.scale")):
+                # Training makes up for what these types leave out: attention is not scaled, scores of experts are.
                 parameter.mul_(0.25 if "q_norm" in name else 16.0)
         for name, buffer in model.named_buffers():
             # Zeros or ones as well, and as likely to be forgotten.

@@ -445,7 +445,7 @@ class StreamRenderer:
     media_type = "text/event-stream; charset=utf-8"
     """Of a stream."""
 
-    _kept: list[Piece] | None = None
+    _stored: list[Piece] | None = None
     """The whole answer, of a stream too, where it is to outlive its request."""
 
     def __init__(
@@ -459,13 +459,13 @@ class StreamRenderer:
             for member in range(view.members)
         ]
         self._cursor = Cursor(rid, [(0, 0)] * view.members)
-        self._had = list(resume.places) if resume is not None and resume.places else [(0, 0)] * view.members
+        self._resumed_at = list(resume.places) if resume is not None and resume.places else [(0, 0)] * view.members
         self._opened = False
         self._durations = Durations(view)
         if view.timed:
             self._writer.timings = self.timings
         if view.endpoint == "chat" and view.extra_fields:
-            self._kept = self.empty_pieces()
+            self._stored = self.empty_pieces()
         self.starting_after = -1
         """Events with numbers up to this one are not sent, where the endpoint numbers its events."""
 
@@ -502,7 +502,7 @@ class StreamRenderer:
     @property
     def place(self) -> str | None:
         """The id of the last event that the client has; None before the first."""
-        places = [max(pair) for pair in zip(self._cursor.places, self._had, strict=True)]
+        places = [max(pair) for pair in zip(self._cursor.places, self._resumed_at, strict=True)]
         return Cursor(self._cursor.rid, places).encode().decode() if any(seq or part for seq, part in places) else None
 
     @property
@@ -530,7 +530,7 @@ class StreamRenderer:
         """The events for new entries of one member; neighbouring tokens of one choice become one chunk."""
         self._durations.note_token()
         answer = self.answers[member]
-        had = self._had[member]
+        resumed_at = self._resumed_at[member]
         self._computed_by(answer.fingerprint or (entries[0].fingerprint if entries else None))
         events: list[bytes] = [] if self._opened else self._open()
         pending: Piece | None = None
@@ -541,9 +541,9 @@ class StreamRenderer:
                     pending = None
                 self._computed_by(entry.fingerprint)
             piece = answer.feed(entry)
-            if self._kept is not None:
-                self._keep(member, piece, self._kept)
-            if (piece.seq, _TEXT) <= had:
+            if self._stored is not None:
+                self._store(member, piece, self._stored)
+            if (piece.seq, _TEXT) <= resumed_at:
                 piece.mute()
             if pending is None:
                 pending = piece
@@ -567,11 +567,11 @@ class StreamRenderer:
         events.append(b"id: " + self._cursor.encode() + b"\n" + DONE)
         return b"".join(events)
 
-    def _keep(self, member: int, piece: Piece, kept: list[Piece]) -> None:
+    def _store(self, member: int, piece: Piece, stored: list[Piece]) -> None:
         """Add a copy to the answer that is to be stored: the piece itself is joined with others and muted."""
         copied = copy.copy(piece)
         copied.calls = [replace(delta) for delta in piece.calls]
-        self._writer.collect(kept[member * self._view.n + piece.choice], copied)
+        self._writer.collect(stored[member * self._view.n + piece.choice], copied)
 
     def _computed_by(self, fingerprint: str | None) -> None:
         """Show this fingerprint from now on, where one is known."""
@@ -602,8 +602,8 @@ class StreamRenderer:
     def collect(self, pieces: list[Piece], member: int, entries: list[LogEntry]) -> None:
         """Add entries to an answer that is not streamed; `pieces` has one element per choice over all members."""
         self._durations.note_token()
-        if self._kept is not None:
-            self._kept = pieces
+        if self._stored is not None:
+            self._stored = pieces
         for entry in entries:
             piece = self.answers[member].feed(entry)
             self._writer.collect(pieces[member * self._view.n + piece.choice], piece)
@@ -615,9 +615,9 @@ class StreamRenderer:
     @property
     def to_store(self) -> bytes | None:
         """The answer's body where it is to outlive its request, once it has ended; None for a chat that failed."""
-        if self._kept is None or not self.finished or self.failure is not None:
+        if self._stored is None or not self.finished or self.failure is not None:
             return None
-        return self.with_request(self._kept)
+        return self.with_request(self._stored)
 
     def with_request(self, pieces: list[Piece]) -> bytes:
         """The body of an answer with the fields of its request that are shown beside it."""
@@ -649,7 +649,7 @@ class StreamRenderer:
             self._event(member, (piece.seq, _FINISH), self._writer.finish(index, piece.finish, piece.tokens), events)
 
     def _event(self, member: int, place: tuple[int, int], chunk: bytes, events: list[bytes]) -> None:
-        if place <= self._had[member]:
+        if place <= self._resumed_at[member]:
             return
         self._cursor.places[member] = place
         events.append(b"id: " + self._cursor.encode() + b"\n" + chunk)

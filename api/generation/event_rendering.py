@@ -118,7 +118,7 @@ class EventRenderer(StreamRenderer):
         for event in events:
             self._part += 1
             place = (seq, self._part)
-            if place > self._had[0] and (not self._numbered or self._number > self.starting_after):
+            if place > self._resumed_at[0] and (not self._numbered or self._number > self.starting_after):
                 self._cursor.places[0] = place
                 written.append(b"id: " + self._cursor.encode() + b"\n" + self._bytes(event))
             self._number += 1

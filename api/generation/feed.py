@@ -166,15 +166,15 @@ class Feed:
         have = self.have
         ready = have - start
         if most is None or ready <= most:
-            taken = self.entries.since(start)
+            entries = self.entries.since(start)
             self._taken = have
         else:
-            taken = self.entries[start : start + most]
+            entries = self.entries[start : start + most]
             self._taken = start + most
             self.wake.set()
-        if taken and (self.diverged or self._newest > have):
+        if entries and (self.diverged or self._newest > have):
             self._ask()
-        return taken
+        return entries
 
     def fail(self, error: Exception) -> None:
         self.error = error

@@ -67,7 +67,7 @@ class EventChannel:
         self._on_event = on_event
         self._on_break = on_break
         self._confirmed: dict[str, asyncio.Event] = {}
-        self._wanted = asyncio.Event()
+        self._subscribed = asyncio.Event()
 
     async def subscribe(self, model: str) -> None:
         """Subscribe to the model's events, before a request is enqueued."""
@@ -80,7 +80,7 @@ class EventChannel:
             except (RedisError, OSError) as error:
                 self._confirmed.pop(channel, None)
                 raise RedisUnavailable(f"could not subscribe to the events of '{model}': {error}") from error
-            self._wanted.set()
+            self._subscribed.set()
         if confirmed.is_set():
             return
         # Without a confirmation the log still has everything, only later: go on.
@@ -90,7 +90,7 @@ class EventChannel:
 
     async def listen(self) -> None:
         """Hear until cancelled."""
-        await self._wanted.wait()
+        await self._subscribed.wait()
         while True:
             try:
                 await self._hear()
@@ -529,7 +529,7 @@ class Follower:
 
     async def refresh(self, feeds: list[Feed]) -> None:
         """Register as follower of one model's requests, read state and the log's rest; what is gone is brought back."""
-        had = [feed.have for feed in feeds]
+        counts = [feed.have for feed in feeds]
         calls = [
             requests.follow(
                 feed.model, feed.rid, self._api, feed.tenant, feed.have, params=not feed.recoverable, most=_READ_ENTRIES
@@ -538,7 +538,7 @@ class Follower:
         ]
         outcomes = await self._batches.run_all(feeds[0].model, calls) if calls else []
         now = asyncio.get_running_loop().time()
-        for feed, before, followed in zip(feeds, had, outcomes, strict=True):
+        for feed, before, followed in zip(feeds, counts, outcomes, strict=True):
             if isinstance(followed, RequestNotFound):
                 await self._recovery.gone(feed, followed, now)
             elif isinstance(followed, Exception):
@@ -568,11 +568,11 @@ class Follower:
             feed.offer(page, asyncio.get_running_loop().time(), rest=len(page) < requests.PAGE_ENTRIES, whole=True)
 
     async def _read_logs(self, model: str, feeds: list[Feed]) -> None:
-        had = [feed.have for feed in feeds]
+        counts = [feed.have for feed in feeds]
         entries = await arun_every(self._client, [_read_log(model, feed.rid, feed.have) for feed in feeds])
         now = asyncio.get_running_loop().time()
         lost: list[Feed] = []
-        for feed, before, page in zip(feeds, had, entries, strict=True):
+        for feed, before, page in zip(feeds, counts, entries, strict=True):
             feed.quiet_reads += 1
             more = len(page) == _READ_ENTRIES
             if before and (not page or page[0].seq != before):

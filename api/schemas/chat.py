@@ -270,7 +270,7 @@ def check_tools(tools: list[Tool]) -> None:
     """Raise RequestError for the first tool that is not served, or is described badly."""
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"'tools' has {len(tools)} entries; at most {MAX_TOOLS} are served.", param="tools")
-    seen: set[str] = set()
+    names: set[str] = set()
     for index, tool in enumerate(tools):
         path = f"tools[{index}]"
         name = _function(tool, path).name
@@ -279,9 +279,9 @@ def check_tools(tools: list[Tool]) -> None:
                 f"Invalid '{path}.function.name': {name[:80]!r} must be 1 to 128 letters, digits or any of '_.:/-'.",
                 param=f"{path}.function.name",
             )
-        if name in seen:
+        if name in names:
             raise RequestError(f"'{path}.function.name': {name!r} is there twice.", param=f"{path}.function.name")
-        seen.add(name)
+        names.add(name)
         if wrong := _wrong_schema(cast(Function, tool.function).parameters or _NO_PARAMETERS):
             raise RequestError(
                 f"Invalid schema for function {name!r}: {wrong}.",

@@ -67,7 +67,7 @@ def kept_parts(content: Content, at: str, role: str) -> Parts:
     """The content of a message of `role` in the kept form. Raises RequestError for a part that is not served."""
     kind = "output_text" if role == "assistant" else "input_text"
     if role in _WITH_IMAGES and not isinstance(content, str):
-        return _kept(content, at)
+        return _parts_with_images(content, at)
     return [text_part(kind, text) for text in texts_of(content, at)]
 
 
@@ -75,7 +75,7 @@ def kept_output(output: Content, at: str) -> str | Parts:
     """The output of a function in the kept form: a text where it has no images. Raises as `kept_parts`."""
     if isinstance(output, str) or all(part.type != "input_image" for part in output):
         return "\n".join(texts_of(output, at))
-    return _kept(output, at)
+    return _parts_with_images(output, at)
 
 
 def is_of_parts(output: Any) -> bool:
@@ -122,7 +122,7 @@ def _shortened(value: Any) -> Any:
     return [part["type"] if part["type"] == "input_image" else part for part in cast(Parts, value)]
 
 
-def _kept(content: list[Part], at: str) -> Parts:
+def _parts_with_images(content: list[Part], at: str) -> Parts:
     return [
         _image(part, f"{at}[{index}]")
         if part.type == "input_image"
@@ -147,10 +147,10 @@ def _image(part: Part, at: str) -> dict[str, Any]:
     return {"type": "input_image", "image_url": part.image_url, "detail": part.detail or "auto"}
 
 
-def _text_of(part: Part, at: str, taken: str) -> str:
+def _text_of(part: Part, at: str, types: str) -> str:
     if part.type not in _TEXTS:
         raise RequestError(
-            f"'{at}' has type '{part.type}'; {taken} can be here.",
+            f"'{at}' has type '{part.type}'; {types} can be here.",
             param=f"{at}.type",
             code="unsupported_content",
         )

@@ -10,11 +10,97 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from api.schemas.chat import MAX_TOOLS
+from api.schemas.chat import LARK, MAX_TOOLS
 from api.schemas.decoding import missing
 from api.schemas.escaped_lark import in_json_string
-from api.schemas.tool_functions import BUILT_IN, function_of
 from control.errors import RequestError
+from control.messages import Grammar
+from control.text.grammar import as_lark
+
+# --- The function of each kind of tool -------------------------------------------------------------------------------
+
+# The function that each kind of tool of /v1/responses is for the model: description and parameters.
+
+
+def function_of(kind: str, definition: dict[str, Any], place: str) -> dict[str, Any]:
+    """Description, parameters and strictness. Raises RequestError for a custom tool's format that is not served."""
+    if kind in BUILT_IN:
+        return BUILT_IN[kind]
+    if kind == "custom":
+        return _custom(definition, f"{place}.format")
+    definition_fields = {name: definition.get(name) for name in ("description", "parameters", "strict")}
+    return {name: value for name, value in definition_fields.items() if value is not None}
+
+
+def _custom(definition: dict[str, Any], place: str) -> dict[str, Any]:
+    """A function with one text. The prompt describes its grammar, because it can't be enforced everywhere."""
+    form: Any = definition.get("format") or {"type": "text"}
+    about = [str(definition["description"])] if definition.get("description") else []
+    if not isinstance(form, dict) or form.get("type") not in ("text", "grammar"):  # type: ignore[misc]
+        raise RequestError(f"'{place}.type' must be 'text' or 'grammar'.", param=f"{place}.type")
+    value: dict[str, Any] = dict(_STRING)
+    if form["type"] == "grammar":
+        syntax: Any = form.get("syntax")  # type: ignore[misc]
+        grammar: Any = form.get("definition")  # type: ignore[misc]
+        if syntax not in ("lark", "regex"):
+            raise RequestError(f"'{place}.syntax' must be 'lark' or 'regex'.", param=f"{place}.syntax")
+        if not isinstance(grammar, str) or not grammar.strip():
+            raise missing(f"{place}.definition")
+        if syntax == "lark":
+            value[LARK] = grammar
+        else:  # the form of calls decides which of the two is used
+            value |= {"pattern": f"^(?:{grammar})$", LARK: f"start: {as_lark(Grammar('regex', grammar))}"}
+        about.append(f"'input' must match this {'Lark grammar' if syntax == 'lark' else 'regex'}:\n{grammar}")
+    function: dict[str, Any] = {"parameters": _object(["input"], {"input": value})}
+    if about:
+        function["description"] = "\n\n".join(about)
+    return function | ({"strict": True} if len(value) > 1 else {})
+
+
+def _object(required: list[str], properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+_STRING = {"type": "string"}
+_STRINGS = {"type": "array", "items": _STRING}
+_MILLISECONDS = {"type": "integer", "description": "Milliseconds after which the command is ended."}
+
+BUILT_IN: dict[str, dict[str, Any]] = {
+    "local_shell": {
+        "description": "Runs a command on the user's machine.",
+        "parameters": _object(
+            ["command"],
+            {
+                "command": {**_STRINGS, "description": "The program and its arguments."},
+                "working_directory": _STRING,
+                "timeout_ms": _MILLISECONDS,
+            },
+        ),
+    },
+    "shell": {
+        "description": "Runs shell commands on the user's machine, one after the other.",
+        "parameters": _object(["commands"], {"commands": _STRINGS, "timeout_ms": _MILLISECONDS}),
+    },
+    "apply_patch": {
+        "description": "Creates, updates or deletes one file.",
+        "parameters": _object(
+            ["type", "path"],
+            {
+                "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+                "path": _STRING,
+                "diff": {
+                    "type": "string",
+                    "description": "The change in the V4A diff format, each line with '+', '-' or ' ' in front; "
+                    "left out for delete_file.",
+                },
+            },
+        ),
+    },
+}
+
+
+# --- Tools -----------------------------------------------------------------------------------------------------------
+
 
 Kind = Literal["function", "custom", "local_shell", "shell", "apply_patch"]
 Definition = dict[str, Any]
@@ -92,9 +178,9 @@ def read_tools(tools: list[Definition]) -> ResponseTools:
     read = ResponseTools()
     if len(tools) > MAX_TOOLS:
         raise _too_many("tools", len(tools))
-    taken = {str(tool.get("name")) for tool in tools if tool.get("type") in ("function", "custom")}
+    names = {str(tool.get("name")) for tool in tools if tool.get("type") in ("function", "custom")}
     for index, tool in enumerate(tools):
-        _read(tool, f"tools[{index}]", taken, read)
+        _read(tool, f"tools[{index}]", names, read)
     grammars = [_grammar(tool) for tool in read.offered]
     if sum(len(str(grammar.get("definition", ""))) for grammar in grammars) > _GRAMMAR_CHARACTERS:
         raise RequestError(
@@ -109,7 +195,7 @@ def _grammar(tool: OfferedTool) -> Definition:
     return cast(Definition, form) if isinstance(form, dict) else {}
 
 
-def _read(tool: Definition, place: str, taken: set[str], read: ResponseTools) -> None:
+def _read(tool: Definition, place: str, names: set[str], read: ResponseTools) -> None:
     kind = tool.get("type")
     if not isinstance(kind, str):
         raise missing(f"{place}.type")
@@ -117,12 +203,12 @@ def _read(tool: Definition, place: str, taken: set[str], read: ResponseTools) ->
         read.hosted.append((place, kind))
         return
     if kind == "namespace":
-        _read_namespace(tool, place, taken, read)
+        _read_namespace(tool, place, names, read)
     elif kind in ("function", "custom"):
         own = _named(tool, place)
         read.offered.append(OfferedTool(cast(Kind, kind), own, own, None, place, tool))
     elif kind in BUILT_IN:
-        read.offered.append(OfferedTool(cast(Kind, kind), _unique(kind, taken), kind, None, place, tool))
+        read.offered.append(OfferedTool(cast(Kind, kind), _unique(kind, names), kind, None, place, tool))
     else:
         raise RequestError(
             f"'{place}' has type {kind[:80]!r}; this server offers tools of the types 'function', 'custom', "
@@ -133,7 +219,7 @@ def _read(tool: Definition, place: str, taken: set[str], read: ResponseTools) ->
     read.definitions.append(tool)
 
 
-def _read_namespace(tool: Definition, place: str, taken: set[str], read: ResponseTools) -> None:
+def _read_namespace(tool: Definition, place: str, names: set[str], read: ResponseTools) -> None:
     """Each tool of a namespace is a function `<namespace>__<name>`."""
     namespace = _named(tool, place)
     inner = tool.get("tools")
@@ -150,7 +236,7 @@ def _read_namespace(tool: Definition, place: str, taken: set[str], read: Respons
         about = "\n".join(text for text in (tool.get("description"), definition.get("description")) if text)
         if index == 0 and about:  # the namespace is described once
             definition = {**definition, "description": about}
-        name = _unique(qualified(namespace, own), taken)
+        name = _unique(qualified(namespace, own), names)
         read.offered.append(
             OfferedTool(cast(Kind, definition.get("type", "function")), name, own, namespace, here, definition)
         )
@@ -169,15 +255,15 @@ def qualified(namespace: str | None, name: str) -> str:
     return _NOT_IN_NAMES.sub("_", f"{namespace.removesuffix('__')}__{name}")
 
 
-def _unique(name: str, taken: set[str]) -> str:
+def _unique(name: str, names: set[str]) -> str:
     if len(name) > _NAME_CHARACTERS:
         name = f"{name[: _NAME_CHARACTERS - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     unique = name
     count = 1
-    while unique in taken:
+    while unique in names:
         count += 1
         unique = f"{name[: _NAME_CHARACTERS - 4]}_{count}"
-    taken.add(unique)
+    names.add(unique)
     return unique
 
 

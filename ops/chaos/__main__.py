@@ -23,10 +23,9 @@ from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import DTYPES, build_spec
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from ops.chaos.client import questions
 from ops.chaos.errors import ChaosError
 from ops.chaos.faults import FAULTS, ON_ANY_FARM, suited
-from ops.chaos.load import Load
+from ops.chaos.load import Load, questions
 from ops.chaos.replays import KEEP_S, noting, replay_some
 from ops.chaos.run import Struck, document, lines, passed, schedule, strike_all
 from ops.chaos.sabotage import CONTROLS, FRAIL

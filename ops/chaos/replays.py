@@ -18,9 +18,8 @@ from control.records import catalog
 from control.redis.connection import optional_text, read, run
 from control.requests.token_log import read_pages
 from control.requests.upkeep.replay import KeptRequest, differences, find_kept, replay
-from ops.chaos.client import questions
 from ops.chaos.errors import ChaosError
-from ops.chaos.load import Checked, Load
+from ops.chaos.load import Checked, Load, questions
 from ops.chaos.system.target import Target
 from ops.common.sabotage import Sabotage
 

@@ -22,6 +22,7 @@ from ops.harness import alphabet
 from ops.harness.models import BLOCKS
 from worker.families.gguf import EXPERT_LAYER_NAMES, OUTER_NAMES
 from worker.weights.formats import BlockFormat
+from worker.weights.safetensors_header import read_headers
 
 Floats = NDArray[np.float32]
 
@@ -177,15 +178,9 @@ def metadata(config: dict[str, Any]) -> dict[str, Any]:
 
 def read_weights(folder: Path) -> Iterator[tuple[str, NDArray[Any]]]:
     """Name and values of each parameter, mapped, not read: float32, or bfloat16 as uint16."""
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as opened:
-            (length,) = struct.unpack("<Q", opened.read(8))
-            header = json.loads(opened.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                dtype = {"F32": np.float32, "BF16": np.uint16}[entry["dtype"]]
-                start = 8 + length + entry["data_offsets"][0]
-                yield name, np.memmap(file, dtype, "r", start, tuple(entry["shape"]))
+    for name, one in read_headers(sorted(folder.glob("*.safetensors"))).items():
+        dtype = {"F32": np.float32, "BF16": np.uint16}[one.type.name]
+        yield name, np.memmap(one.path, dtype, "r", one.start, one.shape)
 
 
 def _floats(values: NDArray[Any]) -> Floats:

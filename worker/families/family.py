@@ -234,6 +234,8 @@ class Family:
     """True if a layer of a kind rotates its queries and keys."""
     has_sinks: Callable[[str], bool] = lambda kind: True
     """True if a layer of a kind has the parameter `sinks`, in a type that has a role for it."""
+    layer_ids_end: bool = False
+    """True if the table of the layers' own inputs may have fewer rows than there are token ids."""
     queries_grow: bool = False
     """True if the rotary parameter `llama_4_scaling_beta` makes queries grow with the logarithm of their position."""
     unturned_queries_grow: str | None = None

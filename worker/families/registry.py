@@ -71,7 +71,6 @@ REFUSED: dict[str, str] = {
     "doge": "its attention has a learned mask",
     "jetmoe": "its attention is a mixture of experts",
     "nemotron": "one is added to the weights of its layer norms",
-    **dict.fromkeys(("gemma3n", "gemma3n_text"), _ALTERED),
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "modernbert", "deberta-v2", "t5"), _ENCODER),
 }
 """Well-known model types that are not served, with the reason."""

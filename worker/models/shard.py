@@ -43,8 +43,11 @@ SIBLINGS = (
     ("in_proj_b", "in_proj_a"),
 )
 
-UNPACKED = {"mlp.shared_expert_gate", "router.proj", "gate.wg", "mlp.router", "feed_forward.router"}
-"""Layers that stay as they are: with one output, or whose scores choose experts."""
+UNPACKED = {
+    *("mlp.shared_expert_gate", "router.proj", "gate.wg", "mlp.router", "feed_forward.router"),
+    *("altup.correction_coefs", "altup.prediction_coefs", "altup.modality_router"),
+}
+"""Layers that stay as they are: with few outputs, or whose scores choose experts."""
 
 
 @dataclass(frozen=True)

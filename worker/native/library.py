@@ -165,6 +165,7 @@ WHOLE_VECTORS = 16
 
 
 MOST_MATRICES = 4
+MOST_STREAMS = 8
 
 
 class Matrix(ctypes.Structure):
@@ -283,6 +284,16 @@ class Latent(ctypes.Structure):
     ]
 
 
+class Alternation(ctypes.Structure):
+    _fields_ = [
+        ("routed", Norm),
+        *((name, c_void_p) for name in ("router", "prediction", "correction", "output_scale")),
+        ("narrow", Linear),
+        ("widen", Linear),
+        ("widened", Norm),
+    ]
+
+
 class Layer(ctypes.Structure):
     _fields_ = [
         ("before_attention", Norm),
@@ -300,6 +311,10 @@ class Layer(ctypes.Structure):
         ("attention_out", Linear),
         ("gate_up", Linear),
         ("down", Linear),
+        ("alternation", c_void_p),
+        ("sparse", c_int32),
+        ("cutoff", c_float),
+        ("whole_inner", c_int64),
         ("latent", c_void_p),
         ("gate", Gate),
         ("input_gate", Linear),
@@ -353,6 +368,10 @@ class Model(ctypes.Structure):
         ("attention_cap", c_float),
         ("logit_cap", c_float),
         ("inputs", LayerInputs),
+        ("streams", c_int64),
+        ("active", c_int64),
+        ("into_streams", c_void_p),
+        ("out_of_streams", c_void_p),
         ("logit_scale", c_float),
         ("last", Norm),
         ("head", Linear),

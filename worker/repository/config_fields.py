@@ -28,12 +28,14 @@ SIZES = {
     *("vocab_size_per_layer_input", "original_max_position_embeddings"),
     *("intermediate_size_mlp", "attention_chunk_size", "floor_scale", "interleave_moe_layer_step"),
     *("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
+    *("altup_num_inputs", "laurel_rank"),
 }
 """Whole numbers from 1 on, and so are the numbers of experts."""
 COUNTS = {
     *("sliding_window", "max_window_layers", "first_k_dense_replace", "n_shared_experts"),
     *("num_nextn_predict_layers", "num_kv_shared_layers", "hidden_size_per_layer_input"),
     *("num_dense_layers", "num_shared_experts", "moe_num_shared_experts", "moe_layer_start_index"),
+    "altup_active_idx",
 }
 """Whole numbers that may be 0."""
 NUMBERS = {
@@ -52,6 +54,7 @@ SWITCHES = {
         "enable_moe_block",
         "use_double_wide_mlp",
         "use_sandwich_norm",
+        "altup_correct_scale",
         "use_attention_gate",
         "use_expert_bias",
         "lm_head_bias",
@@ -89,7 +92,12 @@ def check(config: dict[str, Any], family: Family) -> None:
     for name, value in {**present, **fields_of(config, family)}.items():
         _check_value(name, one_for_all(name, value, family), family)
     ids = config.get("vocab_size_per_layer_input")
-    if config.get("hidden_size_per_layer_input") and ids is not None and ids < config["vocab_size"]:
+    if (
+        config.get("hidden_size_per_layer_input")
+        and ids is not None
+        and ids < config["vocab_size"]
+        and not family.layer_ids_end
+    ):
         raise _wrong("vocab_size_per_layer_input", ids, f"at least vocab_size = {config['vocab_size']}")
     if family.recurrent is None:  # families/recurrence.py checks the layers of those
         _check_layers(config, CHUNKED if "attention_chunk_size" in family.fields else SLIDING)
@@ -98,7 +106,9 @@ def check(config: dict[str, Any], family: Family) -> None:
     if "no_rope_layers" in family.fields and rotated is not None and len(rotated) < layers:
         raise _wrong("no_rope_layers", rotated, f"a list of {layers}")
     _check_latent(config, family)
+    _check_alternation(config, family)
     _check_heads_by_layer(config, family)
+    _check_shared_layers(config, family)
     _check_experts(config, family)
     _check_sparse_layers(config, family)
     _check_rope(config, family)
@@ -180,8 +190,14 @@ def _check_heads_by_layer(config: dict[str, Any], family: Family) -> None:
             raise _wrong(f"per_layer_config.{layer}", fields, "an object with head_dim and num_key_value_heads alone")
         for name in cast(dict[str, Any], fields):
             number(cast(dict[str, Any], fields), name)
+
+
+def _check_shared_layers(config: dict[str, Any], family: Family) -> None:
+    """Layers that share keys and values have one of their kind before them."""
+    if "num_kv_shared_layers" not in family.fields:
+        return
     kinds = [] if family.layer_kinds is None else family.layer_kinds(config)
-    shared = config.get("num_kv_shared_layers") or 0
+    shared = fields_of(config, family)["num_kv_shared_layers"] or 0
     if shared and set(kinds[:-shared]) != set(kinds):
         raise _wrong(
             "num_kv_shared_layers",
@@ -228,6 +244,21 @@ def _check_latent(config: dict[str, Any], family: Family) -> None:
     if width != expected:
         named = "qk_rope_head_dim" if family.latent == "turned" else "qk_nope_head_dim + qk_rope_head_dim"
         raise _wrong("head_dim", width, f"{named} = {expected}, or no such field,")
+
+
+def _check_alternation(config: dict[str, Any], family: Family) -> None:
+    """Of a type with several streams of hidden rows, and shares of inner values that stay 0."""
+    if "altup_num_inputs" not in family.fields:
+        return
+    fields = fields_of(config, family)
+    active = fields["altup_active_idx"]
+    if active >= fields["altup_num_inputs"]:
+        raise _wrong("altup_active_idx", active, f"a number below altup_num_inputs = {fields['altup_num_inputs']}")
+    layers = config["num_hidden_layers"]
+    shares: Any = fields["activation_sparsity_pattern"]
+    fits = isinstance(shares, list) and len(cast(list[Any], shares)) == layers
+    if not fits or any(isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one < 1 for one in shares):
+        raise _wrong("activation_sparsity_pattern", shares, f"a list of {layers} numbers from 0 on, below 1,")
 
 
 def _check_sparse_layers(config: dict[str, Any], family: Family) -> None:

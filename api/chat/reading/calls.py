@@ -23,16 +23,16 @@ class Calls:
     def begin(self, piece: Piece, name: str) -> None:
         self.count += 1
         self._name = name = name.encode(errors="replace").decode()
-        if self._kept:
+        if self._counts:
             piece.add_call(CallDelta(self.count - 1, self._id(), name))
 
     def argue(self, piece: Piece, arguments: str) -> None:
         """The next part of the arguments of the call that began last."""
-        if arguments and self._kept:
+        if arguments and self._counts:
             piece.add_call(CallDelta(self.count - 1, self._id(), None, arguments))
 
     @property
-    def _kept(self) -> bool:
+    def _counts(self) -> bool:
         return self.count == 1 or not self._single
 
     def _id(self) -> str:

@@ -12,10 +12,9 @@ import click
 
 from control.errors import SettingsError
 from ops.bench.peers.engine import Engine, Row, Setup, Unavailable
-from ops.bench.peers.goals import GOALS, judged
 from ops.bench.peers.limits import Cost, Machine
 from ops.bench.peers.report import Comparison, chart, table
-from ops.bench.peers.results import Results
+from ops.bench.peers.results import GOALS, Results, judged
 from ops.bench.peers.runner import DEFAULT_ROWS, ENGINES, NEEDS_GGUF, Peers, Plan, Runner
 from ops.bench.peers.weights import BYTES
 from ops.harness.farm import say

@@ -1,5 +1,5 @@
 """The calls that are measured, each script as API processes and leaders send it, at the size of its largest batch:
-those of every day, and those by which requests change hands and end."""
+those of every day, and those by which requests change hands and end. Then the death of a leader with a large log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, run, run_every, run_steps
 from control.replicas.lease import Lease, acquire, holder
-from control.requests import Adopted, Claimed, Emission, Enqueue, adopt
+from control.requests import Adopted, Claimed, Emission, Enqueue
 from control.requests.token_log import WRITE_ENTRIES
 from ops.bench.scale.clock import Act, ServerClock
 from ops.bench.scale.crowd import MODEL, Size, again, fresh, waiting
@@ -33,8 +33,14 @@ _LAPSE_S = 0.003
 """In which a deadline of 1 ms passes."""
 
 
+def entries(after: int, count: int, token: int = 7) -> list[LogEntry]:
+    """So many entries of a log that has `after` of them."""
+    return [LogEntry(after + 1 + index, 0, token) for index in range(count)]
+
+
 class Acts:
-    """Each of `named` makes one call, or a few of one kind, with arguments that differ from index to index."""
+    """Each of `named` makes one call, or a few of one kind, by the clock, with arguments that differ from index to
+    index. What it needs it prepares untimed."""
 
     def __init__(self, client: SyncRedis, clock: ServerClock, lease: Lease, size: Size) -> None:
         self._client = client
@@ -42,97 +48,70 @@ class Acts:
         self._lease = lease
         self._size = size
         self._seqs = {one.rid: one.seq for one in adopted(lambda call: run(client, call), lease)}
+        self._fresh = itertools.count()
+        self._leases: dict[str, Lease] = {}
+        self._holder = ""
 
     def named(self) -> dict[str, tuple[Act, int]]:
         """Each with the part of the calls that it is made for: 1 for all, 10 for every tenth."""
+        size = self._size
+        timed = self._clock.run
+        wide = f"ends of {HAND_OUT} of {CHOICES} choices"
+        log = entries(0, 2 * WRITE_ENTRIES)
+
+        def follow(index: int) -> object:
+            place = index % size.running
+            return timed(requests.follow(MODEL, f"logged-{place}", "api-1", f"tenant-{place}", index))
+
+        def cancel(index: int) -> object:
+            place = size.waiting - 1 - index
+            return timed(requests.cancel(MODEL, f"waiting-{place}", f"tenant-{place % size.tenants}"))
+
         return {
-            "enqueue": (self._enqueue, 1),
-            f"emit of {ROWS} rows": (self._emit_rows, 1),
-            f"emit of {ENTRIES} entries": (self._emit_entries, 2),
-            "follow and a page": (self._follow, 1),
-            "a page of a log": (self._read, 1),
-            "cancel of what waits": (self._cancel, 1),
-            f"adoption of {HAND_OUT}": (lambda _: self._clock.run(requests.adopt(self._lease)), 1),
+            "enqueue": (lambda index: timed(requests.enqueue(waiting(size.waiting + index, size))), 1),
+            f"emit of {ROWS} rows": (lambda _: self._emit(ROWS, 1), 1),
+            f"emit of {ENTRIES} entries": (lambda _: self._emit(1, ENTRIES), 2),
+            "follow and a page": (follow, 1),
+            "a page of a log": (lambda i: timed(requests.read_log(MODEL, f"logged-{i % size.running}", i)), 1),
+            "cancel of what waits": (cancel, 1),
+            f"adoption of {HAND_OUT}": (lambda _: timed(requests.adopt(self._lease)), 1),
             f"claim of {HAND_OUT}": (self._claim, 2),
-            f"a staged page of {WRITE_ENTRIES}, its request": (self._stage, 4),
-            "a batch of a gone api process": (self._reap, 2),
+            f"a staged page of {WRITE_ENTRIES}, its request": (
+                lambda index: self._clock.run_steps(requests.enqueue_again(again(index, size), log)),
+                4,
+            ),
+            "a batch of a gone api process": (
+                lambda index: timed(requests.reap(MODEL, [f"api-{2 + index % max(1, size.apis - 2)}"])),
+                2,
+            ),
+            f"takeover of {HAND_OUT}": (self._take_over, 2),
+            f"retirement of {HAND_OUT}": (self._retire, 2),
+            "requeue": (self._requeue, 2),
+            "position": (lambda i: timed(requests.position(MODEL, f"waiting-{i % size.waiting}")), 2),
+            "unfollow, which cancels": (self._unfollow, 2),
+            f"expiry of {HAND_OUT}": (lambda _: self._expire(1), 4),
+            "repair, a page appended": (lambda _: self._repair(7, "appended"), 5),
+            "repair, a page replaced": (lambda _: self._repair(8, "replaced"), 8),
+            f"emit of {ROWS} rows that finish, in parts": (self._finish, 10),
+            f"{wide}, by claim": (self._claim_ended, 20),
+            f"{wide}, by adoption": (self._adopt_ended, 20),
+            f"{wide}, by expiry": (lambda _: self._expire(CHOICES), 20),
+            f"{wide}, by reap": (self._reap_ended, 20),
         }
 
-    def _emit_rows(self, _: int) -> object:
-        return self._emit([Emission(rid, seq + 1, self._entries(seq, 1)) for rid, seq in self._first(ROWS)])
-
-    def _emit_entries(self, _: int) -> object:
-        return self._emit([Emission(rid, seq + 1, self._entries(seq, ENTRIES)) for rid, seq in self._first(1)])
-
-    def _first(self, count: int) -> list[tuple[str, int]]:
-        return list(self._seqs.items())[:count]
-
-    def _entries(self, seq: int, count: int) -> list[LogEntry]:
-        return [LogEntry(seq + 1 + index, 0, 7) for index in range(count)]
-
-    def _emit(self, rows: list[Emission]) -> object:
-        for row in rows:
-            self._seqs[row.rid] += len(row.entries)
-        return self._clock.run(requests.emit(self._lease, rows))
-
-    def _enqueue(self, index: int) -> object:
-        return self._clock.run(requests.enqueue(waiting(self._size.waiting + index, self._size)))
+    def _emit(self, rows: int, count: int) -> object:
+        """`count` entries of each of the first requests that run."""
+        running = list(self._seqs.items())[:rows]
+        emissions = [Emission(rid, seq + 1, entries(seq, count)) for rid, seq in running]
+        for rid, _ in running:
+            self._seqs[rid] += count
+        return self._clock.run(requests.emit(self._lease, emissions))
 
     def _claim(self, _: int) -> object:
         claims = self._clock.run(requests.claim(self._lease, HAND_OUT, requests.ANY_TOKENS)).requests
         for one in claims:
             run(self._client, requests.requeue(self._lease, one.rid))
         return claims
-
-    def _read(self, index: int) -> object:
-        return self._clock.run(requests.read_log(MODEL, f"logged-{index % self._size.running}", index))
-
-    def _follow(self, index: int) -> object:
-        place = index % self._size.running
-        return self._clock.run(requests.follow(MODEL, f"logged-{place}", "api-1", f"tenant-{place}", index))
-
-    def _stage(self, index: int) -> object:
-        log = [LogEntry(seq, 0, 7) for seq in range(1, 2 * WRITE_ENTRIES + 1)]
-        return self._clock.run_steps(requests.enqueue_again(again(index, self._size), log))
-
-    def _cancel(self, index: int) -> object:
-        place = self._size.waiting - 1 - index
-        return self._clock.run(requests.cancel(MODEL, f"waiting-{place}", f"tenant-{place % self._size.tenants}"))
-
-    def _reap(self, index: int) -> object:
-        return self._clock.run(requests.reap(MODEL, [f"api-{2 + index % max(1, self._size.apis - 2)}"]))
-
-
-class Changes:
-    """Each of `named` prepares what it needs untimed, and makes its calls by the clock."""
-
-    def __init__(self, client: SyncRedis, clock: ServerClock, lease: Lease, size: Size) -> None:
-        self._client = client
-        self._clock = clock
-        self._lease = lease
-        self._size = size
-        self._fresh = itertools.count()
-        self._leases: dict[str, Lease] = {}
-        self._holder = ""
-
-    def named(self) -> dict[str, tuple[Act, int]]:
-        """Each with the part of the calls that it is made for, as of Acts."""
-        wide = f"ends of {HAND_OUT} of {CHOICES} choices"
-        return {
-            f"takeover of {HAND_OUT}": (self._take_over, 2),
-            f"retirement of {HAND_OUT}": (self._retire, 2),
-            "requeue": (self._requeue, 2),
-            "position": (self._position, 2),
-            "unfollow, which cancels": (self._unfollow, 2),
-            f"expiry of {HAND_OUT}": (self._expire, 4),
-            "repair, a page appended": (self._append, 5),
-            "repair, a page replaced": (self._replace, 8),
-            f"emit of {ROWS} rows that finish, in parts": (self._finish, 10),
-            f"{wide}, by claim": (self._claim_ended, 20),
-            f"{wide}, by adoption": (self._adopt_ended, 20),
-            f"{wide}, by expiry": (self._expire_ended, 20),
-            f"{wide}, by reap": (self._reap_ended, 20),
-        }
 
     # --- a replica goes ----------------------------------------------------------------------------------------------
 
@@ -186,20 +165,11 @@ class Changes:
         [claimed] = self._claimed(self._lease, 1)
         return self._clock.run(requests.requeue(self._lease, claimed.rid))
 
-    def _position(self, index: int) -> object:
-        return self._clock.run(requests.position(MODEL, f"waiting-{index % self._size.waiting}"))
-
     def _unfollow(self, _: int) -> object:
         [one] = self._put()
         return self._clock.run(requests.unfollow(MODEL, one.rid, one.api))
 
-    def _expire(self, _: int) -> None:
-        self._expired(1)
-
-    def _expire_ended(self, _: int) -> None:
-        self._expired(CHOICES)
-
-    def _expired(self, choices: int) -> None:
+    def _expire(self, choices: int) -> None:
         late = self._put(HAND_OUT, choices, deadline_ms=1)
         time.sleep(_LAPSE_S)
         ended = 0
@@ -218,21 +188,13 @@ class Changes:
         for call in requests.emit_all(self._lease, rows):
             assert not self._clock.run(call).taken
 
-    # --- a log that was set back -------------------------------------------------------------------------------------
-
-    def _append(self, _: int) -> None:
-        self._repair(7, "appended")
-
-    def _replace(self, _: int) -> None:
-        self._repair(8, "replaced")
-
     def _repair(self, token: int, how: str) -> None:
         """A page is there, and the API process has another page; its last token there is `token`."""
         [one] = [fresh(next(self._fresh), self._size)]
-        there = [LogEntry(seq, 0, 7) for seq in range(1, WRITE_ENTRIES + 1)]
+        there = entries(0, WRITE_ENTRIES)
         run_steps(self._client, requests.enqueue_again(one, there))
-        more = [LogEntry(seq, 0, 7) for seq in range(WRITE_ENTRIES + 1, 2 * WRITE_ENTRIES + 1)]
-        delivered = [*there[:-1], LogEntry(WRITE_ENTRIES, 0, token), *more]
+        last = LogEntry(WRITE_ENTRIES, 0, token)
+        delivered = [*there[:-1], last, *entries(WRITE_ENTRIES, WRITE_ENTRIES)]
         assert self._clock.run_steps(requests.repair(MODEL, one.rid, one.api, one.tenant, delivered)) == how
         run(self._client, requests.cancel(MODEL, one.rid, one.tenant))
 
@@ -268,12 +230,10 @@ class Changes:
 class Recovery:
     """Seconds from the successor's lock until requests were ready for their prefill."""
 
-    first: float = 0.0
-    last: float = 0.0
+    ready: list[float] = field(default_factory=list[float])
     entries: int = 0
     lapses: int = 0
     """Looks at the lock at which it was not held."""
-    ready: list[float] = field(default_factory=list)
 
 
 def succeed(clients: tuple[SyncRedis, SyncRedis, SyncRedis], dead: Lease) -> Recovery:
@@ -298,18 +258,14 @@ def succeed(clients: tuple[SyncRedis, SyncRedis, SyncRedis], dead: Lease) -> Rec
                 recovery.ready.append(time.monotonic() - began)
             recovery.lapses += run(client, holder(lease.model, lease.replica)) != lease.token
         reading.close()
-    recovery.first, recovery.last = recovery.ready[0], recovery.ready[-1]
     return recovery
 
 
 def adopted(send: Callable[[Call[Adopted]], Adopted], lease: Lease) -> list[Claimed]:
     """Every batch, as the leader takes them."""
-    claims = list[Claimed]()
-    after = ""
-    more = True
-    while more:
-        batch = send(adopt(lease, after))
+    batch = send(requests.adopt(lease, ""))
+    claims = batch.requests
+    while batch.more:
+        batch = send(requests.adopt(lease, batch.after))
         claims += batch.requests
-        after = batch.after
-        more = batch.more
     return claims

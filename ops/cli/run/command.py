@@ -22,8 +22,8 @@ from control.operations.spec import build_spec
 from control.records import catalog
 from control.settings import redis_reference, redis_url_from_environment
 from ops.cli.options import model_options
-from ops.cli.run import settings
 from ops.cli.run.chat import answer_once, begin, interactive, talk, terminal
+from ops.cli.run.conversation import read_setting
 from ops.cli.run.own_farm import OwnFarm
 from ops.cli.run.served import Api, HttpFarm, RedisFarm, Served, wait_until_served
 from ops.cli.tables import echo_line
@@ -167,7 +167,7 @@ def _settings(assigned: tuple[str, ...]) -> dict[str, Any]:
         name, separator, value = one.partition("=")
         if not separator:
             raise SettingsError(f"--set {one}: write NAME=VALUE, such as temperature=0")
-        parameters[name.strip()] = settings.read(name.strip(), value.strip())
+        parameters[name.strip()] = read_setting(name.strip(), value.strip())
     return parameters
 
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from control.errors import SettingsError
-from ops.cli.run import settings
 from ops.cli.run.answer import Figures
-from ops.cli.run.conversation import Conversation
+from ops.cli.run.conversation import NAMES, Conversation, check_setting, read_setting
 from ops.cli.run.served import Served
 
 DEFAULT = "default"
@@ -67,13 +66,13 @@ class Commands:
         text = text.strip()
         assigned = self.conversation.settings
         if not name:
-            return "\n".join(f"  {one}: {_shown(assigned, one)}" for one in settings.NAMES)
-        if name not in settings.NAMES:
-            settings.check(name, None)
+            return "\n".join(f"  {one}: {_shown(assigned, one)}" for one in NAMES)
+        if name not in NAMES:
+            check_setting(name, None)
         if text == DEFAULT:
             assigned.pop(name, None)
         elif text:
-            assigned[name] = settings.read(name, text)
+            assigned[name] = read_setting(name, text)
         return f"  {name}: {_shown(assigned, name)}"
 
     def system(self, rest: str) -> str:

@@ -13,7 +13,7 @@ from worker.families.recurrence import FULL, DeltaRule, Mamba, ShortConvolution
 from worker.families.registry import FAMILIES
 from worker.models.native.module import NotNative, require
 from worker.models.native.rotary import mscale
-from worker.native.library import GELU_TANH, RELU_SQUARED, SILU, WHOLE_VECTORS, XIELU
+from worker.native.library import GELU_TANH, MOST_STREAMS, RELU_SQUARED, SILU, WHOLE_VECTORS, XIELU
 from worker.repository import validation
 from worker.repository.config_fields import fields_of
 
@@ -61,6 +61,7 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     # A scale of inputs is one of queries, keys and values.
     attention_in = fields.get("attention_in_multiplier", 1.0)
     require(attention_in == 1 or not attention_bias, "the inputs of its attention have a scale")
+    alternation = Alternation.of(fields) if "altup_num_inputs" in fields else None
     head_gates = bool(fields.get(family.head_gates or ""))
     require(not (head_gates and attention_bias), "its attention has gates of heads without a bias beside others")
     residual = fields.get("residual_multiplier", 1.0)
@@ -77,6 +78,8 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         num_attention_heads=heads,
         num_key_value_heads=validation.kv_heads(config),
         head_dim=head_dim,
+        alternation=alternation,
+        sparsity=fields.get("activation_sparsity_pattern") or [0.0] * layers,
         latent=latent,
         v_head_dim=value_dim,
         rope_neighbours=bool(fields.get("rope_interleave", family.rope_neighbours)),
@@ -145,6 +148,23 @@ class Latent:
     def row(self) -> int:
         """Numbers that a position keeps for all heads."""
         return self.turned + self.rank
+
+
+@dataclass(frozen=True)
+class Alternation:
+    """Hidden rows of several streams (AltUp): their number, the one that layers compute, if what its own input meets is
+    scaled; and the rank of the residual beside attention (LAuReL)."""
+
+    streams: int
+    active: int
+    scaled: bool
+    rank: int
+
+    @staticmethod
+    def of(fields: Fields) -> Alternation:
+        streams = fields["altup_num_inputs"]
+        require(streams <= MOST_STREAMS, f"its hidden rows are {streams} streams")
+        return Alternation(streams, fields["altup_active_idx"], fields["altup_correct_scale"], fields["laurel_rank"])
 
 
 def _latent_scaling(latent: Latent, config: dict[str, Any], family: Family) -> float:

@@ -57,6 +57,7 @@ class NativeModel(ServedModel):
         self._embed: Callable[[Array], Array] = body.embed_tokens
         self._embed_layers: Callable[[Array], Array] | None = getattr(body, LAYERS_TABLE, None)
         """Ids (T,) → what they give of the layers' own inputs (T, layers · width); None for a model without."""
+        self._layer_ids: int = model.config.vocab_size_per_layer_input or 0
         self._plan = plan
         self._room = empty(0, np.uint8)
         self._logits = Spare()
@@ -103,7 +104,10 @@ class NativeModel(ServedModel):
         self._hidden = self._embed(batch.tokens)
         if images is not None:
             self._hidden[images.places] = images.rows
-        inputs = None if self._embed_layers is None else self._embed_layers(batch.tokens)
+        inputs = None
+        if self._embed_layers is not None:
+            # Ids beyond the layers' table have the inputs of the first one.
+            inputs = self._embed_layers(np.where(batch.tokens < self._layer_ids, batch.tokens, 0))
         spans, slabs = places_of(batch.cache)
         reduction = _Reduction(self, self._link.collective)
         struct = library.Batch(

@@ -66,6 +66,12 @@ class _Body(Module):
             self.embed_tokens_per_layer: Module = _embedding(config.vocab_size_per_layer_input, all_layers, width**0.5)
             self.per_layer_model_projection = Linear(config.hidden_size, all_layers, False)
             self.per_layer_projection_norm = _norm(config, width)
+        if config.alternation is not None:
+            others = range(1, config.alternation.streams)
+            self.altup_projections = _Several([Linear(config.hidden_size, config.hidden_size, False) for _ in others])
+            self.altup_unembed_projections = _Several(
+                [Linear(config.hidden_size, config.hidden_size, False) for _ in others]
+            )
 
 
 class _Layer(Module):
@@ -100,6 +106,34 @@ class _Layer(Module):
             self.post_per_layer_input_norm = _norm(config, config.hidden_size)
         if family.layer_scales:
             self.layer_scalar = _unfilled(1)
+        if config.alternation is not None:
+            self.altup = _Alternation(config)
+            self.laurel = _LowRank(config)
+
+
+class _Several(Module):
+    """Parts whose names are numbers."""
+
+    def __init__(self, parts: list[Module]) -> None:
+        for number, part in enumerate(parts):
+            setattr(self, str(number), part)
+
+
+class _Alternation(Module):
+    def __init__(self, config: SimpleNamespace) -> None:
+        streams = config.alternation.streams
+        self.correct_output_scale = _unfilled(config.hidden_size)
+        self.correction_coefs = Linear(streams, streams, False)
+        self.prediction_coefs = Linear(streams, streams * streams, False)
+        self.modality_router = Linear(config.hidden_size, streams, False)
+        self.router_norm = _norm(config, config.hidden_size)
+
+
+class _LowRank(Module):
+    def __init__(self, config: SimpleNamespace) -> None:
+        self.linear_left = Linear(config.hidden_size, config.alternation.rank, False)
+        self.linear_right = Linear(config.alternation.rank, config.hidden_size, False)
+        self.post_laurel_norm = _norm(config, config.hidden_size)
 
 
 class _Attention(Module):

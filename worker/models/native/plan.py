@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,7 @@ class Plan:
         self.threads = self.head.threads
         rotaries = Rotaries(body.rotaries, config.rope_neighbours)
         self._latents = list[Any]()
+        self._alternations = list[Any]()
         mixtures = Mixtures(self.threads)
         recurrent = RecurrentLayers(layout.state)
         layers = list[Layer]()
@@ -162,6 +164,13 @@ class Plan:
             beside = None if family.experts is None else family.experts.beside
             mixture = mixtures.add(getattr(one, "mlp", None) if beside is None else one, config)
             layers.append(_layer(one, config, family, mixture))
+            if config.alternation is not None:
+                self._add_alternation(layers[-1], one, config)
+            sparsity = config.sparsity[len(layers) - 1]
+            if sparsity > 0:
+                layers[-1].sparse = 1
+                layers[-1].cutoff = NormalDist().inv_cdf(sparsity)
+                layers[-1].whole_inner = config.feed_forward_widths[len(layers) - 1]
             if mixture >= 0 and beside is not None:
                 layers[-1].beside = 1
                 layers[-1].after_network, mixtures.structs[mixture].before, mixtures.structs[mixture].after = (
@@ -207,6 +216,7 @@ class Plan:
             attention_cap=config.attention_cap,
             logit_cap=config.logit_cap,
             inputs=_layer_inputs(body, config),
+            **self._streams(body, config),
             logit_scale=config.logit_scale,
             last=_norm(body.norm),
             head=self.head.struct,
@@ -238,6 +248,41 @@ class Plan:
         to.shared_heads = 1
         to.head_dim = widths.row
         to.value_dim = widths.row
+
+    def _add_alternation(self, to: Layer, layer: Any, config: Any) -> None:
+        by = layer.altup
+        scaled = np.ascontiguousarray(by.router_norm.weight / np.float32(config.hidden_size))
+        numbers = [one.weight for one in (by.modality_router, by.prediction_coefs, by.correction_coefs)]
+        router, prediction, correction = (np.ascontiguousarray(one, np.float32) for one in numbers)
+        alternation = library.Alternation(
+            routed=Norm(scaled.ctypes.data, by.router_norm.eps),
+            router=router.ctypes.data,
+            prediction=prediction.ctypes.data,
+            correction=correction.ctypes.data,
+            output_scale=by.correct_output_scale.ctypes.data if config.alternation.scaled else None,
+            narrow=_packed(layer.laurel.linear_left).struct,
+            widen=_packed(layer.laurel.linear_right).struct,
+            widened=_norm(layer.laurel.post_laurel_norm),
+        )
+        self._alternations += [scaled, router, prediction, correction, alternation]
+        to.alternation = ctypes.addressof(alternation)
+
+    def _streams(self, body: Any, config: Any) -> dict[str, Any]:
+        """The fields of a model whose hidden rows are several streams."""
+        if config.alternation is None:
+            return {}
+        others = config.alternation.streams - 1
+        into, out_of = (
+            (Linear * others)(*(_packed(getattr(owner, str(number))).struct for number in range(others)))
+            for owner in (body.altup_projections, body.altup_unembed_projections)
+        )
+        self._alternations += [into, out_of]
+        return {
+            "streams": config.alternation.streams,
+            "active": config.alternation.active,
+            "into_streams": ctypes.addressof(into),
+            "out_of_streams": ctypes.addressof(out_of),
+        }
 
     def _unweighted_norm(self, width: int, eps: float) -> Norm:
         self._ones.append(np.ones(width, np.float32))

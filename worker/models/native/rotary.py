@@ -168,6 +168,8 @@ def _llama3(parameters: _Parameters, head_dim: int) -> Rotary:
     high = parameters.number("high_freq_factor")
     wavelengths = np.float32(2 * math.pi) / frequencies
     scaled = np.where(wavelengths > length / low, frequencies / factor, frequencies)
+    if high == low:  # no passage
+        return Rotary(scaled, 1.0)
     smooth = (np.float32(length) / wavelengths - low) / (high - low)
     between = ~(wavelengths < length / high) & ~(wavelengths > length / low)
     return Rotary(np.where(between, (1 - smooth) * scaled / factor + smooth * scaled, scaled), 1.0)

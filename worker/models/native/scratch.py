@@ -48,6 +48,7 @@ class _Widths:
             recurrent = next((getattr(one, name) for name in RECURRENT if hasattr(one, name)), None)
             attends = hasattr(one, "self_attn")
             both = family.parallel or (recurrent is not None and attends)
+            both = both or config.alternation is not None
             self.sum_rows = max(self.sum_rows, 2 if mixture is not None and beside else int(both))
             if recurrent is not None:
                 self._add_recurrent(recurrent, layout, lanes)
@@ -61,7 +62,9 @@ class _Widths:
                 self.width = max(self.width, _projected(one.self_attn))
                 self.heads = self.heads or one.self_attn.o_proj.inputs // (config.v_head_dim or cache.head_dim)
             self.attended = max(self.attended, self.heads * cache.head_dim)
-        self.inner = max(self.inner, config.hidden_size_per_layer_input)
+        self.inner = max(
+            self.inner, config.hidden_size_per_layer_input, config.alternation.rank if config.alternation else 0
+        )
 
     def _add_recurrent(self, module: Any, layout: CacheLayout, lanes: int) -> None:
         assert layout.state is not None
@@ -112,6 +115,7 @@ def scratch_bytes(
     sizes = _Widths(model, layout, lanes)
     rotaries = model.model.rotaries.values()
     turn = max((2 * one.inv_freq.size for one in rotaries), default=0)
+    streams = model.config.alternation.streams if model.config.alternation else 0
     per_layer = model.config.hidden_size_per_layer_input * model.config.num_hidden_layers
     attention = max(
         (
@@ -125,7 +129,8 @@ def scratch_bytes(
         most * hidden,
         sizes.sum_rows * tokens * hidden,
         tokens * per_layer,
-        max(sizes.groups, 2 if reduced else 0) * tokens,
+        streams * tokens * hidden,
+        max(sizes.groups, 2 if reduced or streams else 0) * tokens,
         tokens * sizes.width,
         tokens * sizes.rates,
         tokens * sizes.attended,

@@ -542,6 +542,25 @@ def split_vocabulary(model: Any, plan: ShardPlan, link: Link) -> None:
     model.set_input_embeddings(VocabParallelEmbedding.of(embedding, start, link))
 
 
+def sparse_gates(model: nn.Module, link: Link) -> None:
+    """Let modules of gemma3n find the border of a row's gate over all ranks' parts. On the way no tensor is made of a
+    number, which graphs of CUDA could not capture."""
+    for module in model.modules():
+        sparse: Any = module
+        if (share := getattr(sparse, "activation_sparsity", 0)) > 0:
+            deviations = torch.distributions.Normal(0, 1).icdf(torch.tensor(share, dtype=torch.float32)).item()
+            sparse._gaussian_topk = partial(_above_border, deviations, link)
+
+
+def _above_border(deviations: float, link: Link, inputs: Tensor) -> Tensor:
+    """inputs (…, width / ranks) → what lies above mean + `deviations` · deviation of all ranks' row, less that."""
+    collective = link.collective
+    width = collective.all_reduce(inputs.new_full((1,), inputs.shape[-1]))
+    mean = collective.all_reduce(inputs.sum(-1, keepdim=True)) / width
+    squares = collective.all_reduce((inputs - mean).square().sum(-1, keepdim=True))
+    return functional.relu(inputs - (mean + (squares / width).sqrt() * deviations))
+
+
 def split_layers(model: nn.Module, plan: ShardPlan, link: Link) -> None:
     """Wrap or adjust the modules that hold this rank's part by now and are no linear layers."""
     for name, module in list(model.named_modules()):

@@ -149,5 +149,7 @@ def _compute_buffers(model: Any, device: torch.device) -> None:
         for name in names:
             module._buffers[name] = torch.empty_like(module._buffers[name], device=device)
         if names:
+            # A body is a model of transformers too, whose initialisation may read what only it has.
+            owner = module if hasattr(module, "_init_weights") else model
             with torch.no_grad():
-                model._init_weights(module)
+                owner._init_weights(module)

@@ -72,6 +72,7 @@ class WeightLoader:
             for leaf, buffer in list(module.named_buffers(recurse=False)):
                 if leaf not in module._non_persistent_buffers_set:
                     buffer.copy_(self._read(name, leaf, buffer))
+        layers.sparse_gates(self.model, self.link)
         if self.plan.world_size > 1:
             layers.split_vocabulary(self.model, self.plan, self.link)
             layers.split_layers(self.model, self.plan, self.link)

@@ -166,6 +166,23 @@ struct Latent {
   int64_t query_rank, rank, turned, plain, value_dim;
 };
 
+// A layer's part of alternating updates (AltUp, https://arxiv.org/abs/2301.13310): the hidden rows are several streams. The layer
+// predicts all of them from all, computes one, the active one, and corrects all by what it made of that. Coefficients are linear in
+// the outputs of a router, tanh(router · norm(active row)). Beside attention lies a residual of low rank (LAuReL,
+// https://arxiv.org/abs/2411.07501) of its input x: x + widened(widen(narrow(x))).
+struct Alternation {
+  Norm routed;
+  const float* router;        // (streams, hidden)
+  const float* prediction;    // (streams, streams, streams): of a stream, from a stream, by the router's outputs
+  const float* correction;    // (streams, streams): of a stream, by the router's outputs; 1 is added
+  const float* output_scale;  // (hidden): of the active row for the layer's own input; null: none
+  Linear narrow, widen;
+  Norm widened;
+};
+
+constexpr int64_t MOST_STREAMS = 8;
+constexpr float LEAST_SQUARE = 1e-5f;  // of a stream that gets the size of another
+
 // Any norm may be absent. `after_…` norms the output of a sublayer before it is added. A layer may have attention, a recurrent layer, or both,
 // whose outputs are added; or neither; and a feed-forward network, or none.
 struct Layer {
@@ -176,6 +193,10 @@ struct Layer {
   int32_t beside;          // 1: the mixture is beside the network of `gate_up` and `down`; the normed outputs of both are added
   Norm after_network;      // of that network, beside a mixture
   Linear query_key_value, attention_out, gate_up, down;
+  const Alternation* alternation;  // null: the hidden rows are one stream
+  int32_t sparse;  // 1: of the gate only what lies above mean + cutoff · deviation of the row is kept, less that
+  float cutoff;
+  int64_t whole_inner;  // numbers of a row of the gate on all ranks
   const Latent* latent;  // instead of the weights of `query_key_value`, whose outputs are the queries and one shared row; null: none
   Gate gate;
   Linear input_gate, input_projection;  // of the layer's own input, see LayerInputs
@@ -223,6 +244,8 @@ struct Model {
   float attention_scale;
   float attention_cap, logit_cap;  // x becomes cap · tanh(x / cap); 0: stays
   LayerInputs inputs;
+  int64_t streams, active;  // of layers with an `alternation`; the first stream are the embedded tokens
+  const Linear *into_streams, *out_of_streams;  // by stream but for the first
   float logit_scale;
   Norm last;
   Linear head;

@@ -37,6 +37,51 @@ inline float sum_of_squares(const float* x, int64_t count) {
   return sum(squares) + rest;
 }
 
+inline float dot(const float* x, const float* y, int64_t count) {
+  Floats products = all(0.0f);
+  float rest = 0.0f;
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES) products = fma(load(x + at), load(y + at), products);
+  for (; at < count; ++at) rest += x[at] * y[at];
+  return sum(products) + rest;
+}
+
+inline float sum_of(const float* x, int64_t count) {
+  Floats total = all(0.0f);
+  float rest = 0.0f;
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES) total = total + load(x + at);
+  for (; at < count; ++at) rest += x[at];
+  return sum(total) + rest;
+}
+
+// Σ (x - mean)².
+inline float sum_of_deviations(const float* x, float mean, int64_t count) {
+  Floats squares = all(0.0f);
+  float rest = 0.0f;
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES) {
+    const Floats apart = load(x + at) - all(mean);
+    squares = fma(apart, apart, squares);
+  }
+  for (; at < count; ++at) rest += (x[at] - mean) * (x[at] - mean);
+  return sum(squares) + rest;
+}
+
+// x += factor · y.
+inline void add_scaled(float* x, const float* y, int64_t count, float factor) {
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES) store(x + at, fma(all(factor), load(y + at), load(x + at)));
+  for (; at < count; ++at) x[at] += factor * y[at];
+}
+
+// max(0, x - least); NaN stays NaN.
+inline void keep_above(float* x, int64_t count, float least) {
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES) store(x + at, larger(all(0.0f), load(x + at) - all(least)));
+  for (; at < count; ++at) x[at] = x[at] - least < 0.0f ? 0.0f : x[at] - least;
+}
+
 // x / √(mean_square + ε) · weight; `out` may be `x`.
 inline void normalize_by(const Norm& norm, float mean_square, const float* x, int64_t count, float* out) {
   const float scale = 1.0f / std::sqrt(mean_square + norm.epsilon);

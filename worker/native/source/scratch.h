@@ -27,7 +27,8 @@ class Scratch {
     for (int64_t i = 0; i < model.depth; ++i) {
       const Layer& layer = model.layers[i];
       if (layer.mixture < 0 || layer.beside) inner = std::max(inner, layer.down.inputs);
-      sum_rows = std::max<int64_t>(sum_rows, layer.beside ? 2 : layer.parallel || (layer.recurrent >= 0 && layer.shared_heads));
+      if (layer.alternation) inner = std::max(inner, layer.alternation->narrow.outputs);
+      sum_rows = std::max<int64_t>(sum_rows, layer.beside ? 2 : layer.alternation || layer.parallel || (layer.recurrent >= 0 && layer.shared_heads));
       if (!layer.shared_heads) continue;
       const int64_t heads = model.heads / layer.shared_heads, together = std::min(tokens, TOKENS);
       width = std::max(width, layer.query_key_value.outputs);
@@ -40,7 +41,8 @@ class Scratch {
     normed = take<float>(most * model.hidden);
     sums = take<float>(sum_rows * tokens * model.hidden);
     layer_inputs = take<float>(model.inputs.width ? tokens * model.inputs.projection.outputs : 0);
-    squares = take<float>(std::max<int64_t>(groups, batch.reduce ? 2 : 0) * tokens);
+    streams = take<float>(model.streams * tokens * model.hidden);
+    squares = take<float>(std::max<int64_t>(groups, batch.reduce || model.streams ? 2 : 0) * tokens);
     projected = take<float>(tokens * width);
     rates = take<float>(tokens * rates_width);
     attended = take<float>(tokens * attended_width);
@@ -58,7 +60,7 @@ class Scratch {
   float* attention(int thread) const { return attention_ + thread * thread_floats_; }
   int64_t bytes() const { return used_; }
 
-  float *normed, *sums, *layer_inputs, *squares, *projected, *rates, *attended, *both, *gated, *turns;
+  float *normed, *sums, *layer_inputs, *streams, *squares, *projected, *rates, *attended, *both, *gated, *turns;
   int64_t turn_stride = 0;  // of a token's sines and cosines for one rotary embedding to those for the next
   Quantized quantized;
   MixtureRoom mixture{};

@@ -43,18 +43,24 @@ class Step {
       for (size_t i = 0; i < rotaries_.size(); ++i) angles(rotaries_[i], position, turns(token, i));
     });
     if (batch_.layer_inputs) prepare_inputs(hand);
+    const bool several = model_.streams && !layers_.empty();
+    if (several) part_streams(hand);
     for (const Layer& layer : layers_) {
+      if (layer.alternation) predict(hand, *layer.alternation);
       if (layer.recurrent >= 0 || layer.shared_heads) mix_tokens(hand, layer);
       if (failure_.load(std::memory_order_relaxed)) return;
+      if (layer.alternation) add_low_rank(hand);
       if (!layer.parallel && (layer.mixture >= 0 || layer.down.outputs)) {
         normalize_all(hand, layer.before_feed_forward);
         feed_forward(hand, layer);
       }
       if (failure_.load(std::memory_order_relaxed)) return;
+      if (layer.alternation) correct(hand, *layer.alternation);
       const int64_t depth = &layer - layers_.data();
       if (batch_.layer_inputs) add_input(hand, layer, depth);
       if (depth < batch_.added_layers) add_marked(hand, depth);
     }
+    if (several) join_streams(hand);
     hand.each(batch_.sampled_count, 1, [&](int64_t from, int64_t to) {
       for (int64_t row = from; row < to; ++row)
         normalize(model_.last, hidden(batch_.sampled[row]), model_.hidden, scratch_.normed + row * model_.hidden);
@@ -113,6 +119,7 @@ class Step {
   void mix_tokens(Hand& hand, const Layer& layer) {
     const bool both = layer.recurrent >= 0 && layer.shared_heads;
     normalize_all(hand, layer.before_attention);
+    if (layer.alternation) prepare_low_rank(hand, *layer.alternation);
     if (layer.recurrent >= 0) recur(hand, layer.recurrent);
     if (both) multiply(hand, recurrent_[layer.recurrent].out, scratch_.attended, scratch_.sums);
     if (layer.shared_heads) attend_all(hand, layer);
@@ -189,7 +196,7 @@ class Step {
     const int64_t width = inputs.width;
     Gate alone = layer.gate;
     alone.alone = 1;
-    multiply(hand, layer.input_gate, batch_.hidden, scratch_.both);
+    multiply(hand, layer.input_gate, layer.alternation ? scratch_.normed : batch_.hidden, scratch_.both);
     each_token(hand, [&](int64_t token) {
       float* gated = scratch_.gated + token * width;
       const float* own = scratch_.layer_inputs + token * inputs.projection.outputs + depth * width;
@@ -198,7 +205,130 @@ class Step {
     });
     multiply(hand, layer.input_projection, scratch_.gated, scratch_.normed);
     each_token(hand, [&](int64_t token) {
-      add_row(token, layer.after_input, scratch_.normed + token * model_.hidden, 1.0f, layer.scale);
+      float* row = scratch_.normed + token * model_.hidden;
+      if (!layer.alternation) return add_row(token, layer.after_input, row, 1.0f, layer.scale);
+      normalize(layer.after_input, row, model_.hidden, row);
+      for (int64_t i = 1; i < model_.streams; ++i) add_scaled(stream(i, token), row, model_.hidden, 1.0f);
+    });
+  }
+
+  float* stream(int64_t number, int64_t token) const {
+    return scratch_.streams + (number * batch_.tokens + token) * model_.hidden;
+  }
+
+  // The streams before the first layer, of the embedded tokens: each has the size of these.
+  void part_streams(Hand& hand) {
+    each_token(hand, [&](int64_t token) { std::memcpy(stream(0, token), hidden(token), model_.hidden * sizeof(float)); });
+    for (int64_t i = 1; i < model_.streams; ++i) {
+      multiply(hand, model_.into_streams[i - 1], batch_.hidden, stream(i, 0));
+      each_token(hand, [&](int64_t token) { multiply_all(stream(i, token), model_.hidden, size_beside(token, stream(i, token))); });
+    }
+  }
+
+  // The hidden rows behind the last layer: the mean of the streams, each with the size of the first.
+  void join_streams(Hand& hand) {
+    each_token(hand, [&](int64_t token) { std::memcpy(hidden(token), stream(0, token), model_.hidden * sizeof(float)); });
+    for (int64_t i = 1; i < model_.streams; ++i) {
+      multiply(hand, model_.out_of_streams[i - 1], stream(i, 0), scratch_.normed);
+      each_token(hand, [&](int64_t token) {
+        const float* row = scratch_.normed + token * model_.hidden;
+        add_scaled(hidden(token), row, model_.hidden, size_beside(token, row));
+      });
+    }
+    each_token(hand, [&](int64_t token) { multiply_all(hidden(token), model_.hidden, 1.0f / static_cast<float>(model_.streams)); });
+  }
+
+  // What gives `row` the size of the token's first stream.
+  float size_beside(int64_t token, const float* row) const {
+    const float count = static_cast<float>(model_.hidden), square = sum_of_squares(row, model_.hidden) / count;
+    return std::sqrt(sum_of_squares(stream(0, token), model_.hidden) / count) / std::sqrt(std::max(square, LEAST_SQUARE));
+  }
+
+  // The router's outputs for a row, whose normed numbers are left in `normed`.
+  void route(const Alternation& by, int64_t token, const float* row, float* out) const {
+    float* normed = scratch_.normed + token * model_.hidden;
+    normalize(by.routed, row, model_.hidden, normed);
+    for (int64_t i = 0; i < model_.streams; ++i) out[i] = std::tanh(dot(by.router + i * model_.hidden, normed, model_.hidden));
+  }
+
+  // Predicts the streams, and makes the active one the hidden rows.
+  void predict(Hand& hand, const Alternation& by) {
+    const int64_t count = model_.streams;
+    each_token(hand, [&](int64_t token) {
+      float routed[MOST_STREAMS], factors[MOST_STREAMS * MOST_STREAMS], before[MOST_STREAMS];
+      route(by, token, stream(model_.active, token), routed);
+      for (int64_t i = 0; i < count * count; ++i) {
+        factors[i] = 0.0f;
+        for (int64_t j = 0; j < count; ++j) factors[i] += by.prediction[i * count + j] * routed[j];
+      }
+      int64_t at = 0;
+      for (; at + LANES <= model_.hidden; at += LANES) {
+        Floats rows[MOST_STREAMS];
+        for (int64_t i = 0; i < count; ++i) rows[i] = load(stream(i, token) + at);
+        for (int64_t to = 0; to < count; ++to) {
+          Floats sum = rows[to];
+          for (int64_t i = 0; i < count; ++i) sum = fma(rows[i], all(factors[to * count + i]), sum);
+          store(stream(to, token) + at, sum);
+        }
+      }
+      for (; at < model_.hidden; ++at) {
+        for (int64_t i = 0; i < count; ++i) before[i] = stream(i, token)[at];
+        for (int64_t to = 0; to < count; ++to)
+          for (int64_t i = 0; i < count; ++i) stream(to, token)[at] += before[i] * factors[to * count + i];
+      }
+      std::memcpy(hidden(token), stream(model_.active, token), model_.hidden * sizeof(float));
+    });
+  }
+
+  // Corrects the predicted streams by what the layer made of the active one, the hidden rows; leaves what its own input meets in
+  // `normed`.
+  void correct(Hand& hand, const Alternation& by) {
+    const int64_t count = model_.streams, active = model_.active;
+    each_token(hand, [&](int64_t token) {
+      float routed[MOST_STREAMS], *made = hidden(token), *normed = scratch_.normed + token * model_.hidden;
+      route(by, token, made, routed);
+      add_scaled(made, stream(active, token), model_.hidden, -1.0f);
+      for (int64_t i = 0; i < count; ++i) {
+        float factor = 1.0f;
+        for (int64_t j = 0; j < count; ++j) factor += by.correction[i * count + j] * routed[j];
+        add_scaled(stream(i, token), made, model_.hidden, factor);
+      }
+      for (int64_t i = 0; i < model_.hidden; ++i) normed[i] = stream(active, token)[i] * (by.output_scale ? by.output_scale[i] : 1.0f);
+    });
+  }
+
+  // Makes the residual of low rank of attention's input, which is in `normed`.
+  void prepare_low_rank(Hand& hand, const Alternation& by) {
+    multiply(hand, by.narrow, scratch_.normed, scratch_.both);
+    multiply(hand, by.widen, scratch_.both, scratch_.sums);
+    each_token(hand, [&](int64_t token) {
+      float* row = scratch_.sums + token * model_.hidden;
+      normalize(by.widened, row, model_.hidden, row);
+      add_scaled(row, scratch_.normed + token * model_.hidden, model_.hidden, 1.0f);
+    });
+  }
+
+  // The hidden rows and that residual, as one of the size of either.
+  void add_low_rank(Hand& hand) {
+    each_token(hand, [&](int64_t token) {
+      add_scaled(hidden(token), scratch_.sums + token * model_.hidden, model_.hidden, 1.0f);
+      multiply_all(hidden(token), model_.hidden, std::sqrt(0.5f));
+    });
+  }
+
+  // Keeps of each row of the gate what lies above its border, which all ranks find together.
+  void keep_largest(Hand& hand, const Layer& layer) {
+    const int64_t inner = layer.down.inputs, width = layer.gate_up.outputs;
+    const float count = static_cast<float>(layer.whole_inner);
+    float *sums = scratch_.squares, *squares = sums + batch_.tokens;
+    each_token(hand, [&](int64_t token) { sums[token] = sum_of(scratch_.both + token * width, inner); });
+    reduce(hand, sums, batch_.tokens);
+    each_token(hand, [&](int64_t token) {
+      squares[token] = sum_of_deviations(scratch_.both + token * width, sums[token] / count, inner);
+    });
+    reduce(hand, squares, batch_.tokens);
+    each_token(hand, [&](int64_t token) {
+      keep_above(scratch_.both + token * width, inner, sums[token] / count + std::sqrt(squares[token] / count) * layer.cutoff);
     });
   }
 
@@ -206,6 +336,7 @@ class Step {
   void multiply_gated(Hand& hand, const Layer& layer) {
     const int64_t inner = layer.down.inputs;
     multiply(hand, layer.gate_up, scratch_.normed, scratch_.both);
+    if (layer.sparse) keep_largest(hand, layer);
     each_token(hand, [&](int64_t token) {
       float* both = scratch_.both + token * layer.gate_up.outputs;
       if (layer.gate.scale != 1.0f) multiply_all(both, inner, layer.gate.scale);

@@ -140,14 +140,16 @@ def _llama3(model: GgufModel, theta: float, width: int) -> dict[str, Any]:
         factors = struct.unpack(f"<{width // 2}f", file.read(stored.bytes))
     factor = max(factors)
     periods = [theta ** (2 * index / width) for index in range(width // 2)]
-    original = _original_length(factors, periods, factor)
+    original, high = _original_length(factors, periods, factor), HIGH
     expected = [_factor(period, factor, original) for period in periods]
     pairs = zip(factors, expected, strict=True)
     if not all(math.isclose(one, other, rel_tol=TOLERANCE) for one, other in pairs):
+        original, high = _length_of_step(factors, periods, factor), LOW
+    if original is None:
         raise UnsupportedArchitecture(
             f"{stored.path}: the factors in {FACTORS} are not Llama 3's, and no others are supported."
         )
-    lengths = {"low_freq_factor": LOW, "high_freq_factor": HIGH, "original_max_position_embeddings": original}
+    lengths = {"low_freq_factor": LOW, "high_freq_factor": high, "original_max_position_embeddings": original}
     return {"rope_type": "llama3", "factor": factor, **lengths}
 
 
@@ -163,6 +165,19 @@ def _original_length(factors: tuple[float, ...], periods: list[float], factor: f
     scaled = [period for one, period in zip(factors, periods, strict=True) if one > 1 + TOLERANCE]
     most = 2 * math.pi * min(scaled, default=math.inf) * LOW
     return USUAL_LENGTH if least < USUAL_LENGTH < most else math.ceil(least) + 1
+
+
+def _length_of_step(factors: tuple[float, ...], periods: list[float], factor: float) -> int | None:
+    """The original length where all frequencies up to one are as they are, and all others divided by the factor, as of
+    Llama 4, whose two borders are one; None for other factors."""
+    stays = [math.isclose(one, 1.0, rel_tol=TOLERANCE) for one in factors]
+    divided = [math.isclose(one, factor, rel_tol=TOLERANCE) for one in factors]
+    count = sum(stays)
+    if not 0 < count < len(factors) or not all(stays[:count]) or not all(divided[count:]):
+        return None
+    least, most = (2 * math.pi * period for period in periods[count - 1 : count + 1])
+    length = USUAL_LENGTH if least < USUAL_LENGTH < most else math.ceil(least)
+    return length if least < length < most else None
 
 
 def _factor(period: float, factor: float, original: int) -> float:

@@ -6,7 +6,7 @@ import re
 
 import httpx
 
-from api.console.files import FOLDER, read_files
+from api.console.serving import FOLDER, read_files
 
 
 def test_every_file_is_served_with_its_type_and_the_headers_of_a_closed_page(http: httpx.Client) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from ops.chaos.client import Attempt, Question, stream
+from ops.chaos.load import Attempt, Question, stream
 from ops.harness.client import Base
 
 QUESTION = Question("q", b'{"stream":true}')

@@ -29,8 +29,11 @@ WHOLE = {"replicated_with_grad_allreduce", "replicated", "mla_kv_a_proj", "local
 GATHERED = {"colwise_gather_output", "rowwise_split_input"}
 NAMES = {"colwise": "colwise", "rowwise": "rowwise", "moe_tp_experts": "experts"}
 
-INPUTS_BY_LAYER = {"per_layer_input_gate", "per_layer_projection"}
-"""Small matrices of gemma4 that each rank has whole."""
+WHOLE_ON_RANKS = {
+    *("per_layer_input_gate", "per_layer_projection", "laurel.linear_left", "laurel.linear_right"),
+    *(f"altup.{name}" for name in ("modality_router", "prediction_coefs", "correction_coefs")),
+}
+"""Small matrices of gemma3n and gemma4 that each rank has whole."""
 
 BEYOND_THE_PLAN = {
     # Copied on every rank by transformers.
@@ -101,7 +104,7 @@ def test_every_matrix_has_a_role(family: str) -> None:
     linears = {name for name, module in inside.items() if isinstance(module, nn.Linear)}
     routers = {"mlp.gate", "mlp.gate.wg", "mlp.router", "router.proj", "feed_forward.router"}
     shared = {"self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"}  # what all heads are made of
-    assert linears - roles.keys() <= {"mlp.shared_expert_gate", *shared, *routers, *INPUTS_BY_LAYER}
+    assert linears - roles.keys() <= {"mlp.shared_expert_gate", *shared, *routers, *WHOLE_ON_RANKS}
 
 
 # --- the parts that a type is about ----------------------------------------------------------------------------------
@@ -161,15 +164,15 @@ def uneven(model: Any) -> bool:
 
 
 def sharing(model: Any) -> bool:
-    """The last layer of each kind attends to keys and values of an earlier one, and its feed-forward is wider."""
-    modes = model.config.kv_sharing_modes
+    """The last layer of each kind attends to keys and values of an earlier one."""
     shared = [hasattr(layer.self_attn, "k_proj") for layer in model.model.layers]
-    widths = [layer.mlp.down_proj.in_features for layer in model.model.layers]
-    return (modes, shared, widths) == (
-        [None, "store", "store", "reuse", "reuse"],
-        [True, True, True, False, False],
-        [90, 90, 90, 180, 180],
-    )
+    modes = [None, "store", "store", "reuse", "reuse"]
+    return model.config.kv_sharing_modes == modes and shared == [True, True, True, False, False]
+
+
+def wider_behind(model: Any) -> bool:
+    """The feed-forward networks of layers that share keys and values are wider."""
+    return [layer.mlp.down_proj.in_features for layer in model.model.layers] == [90, 90, 90, 180, 180]
 
 
 def proportional(model: Any) -> bool:
@@ -299,8 +302,14 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
     "gemma": [tied, config("hidden_act", "gelu_pytorch_tanh")],
     "gemma2": [sliding, tied, config("attn_logit_softcapping", 5.0), part("pre_feedforward_layernorm")],
     "gemma3_text": [alternating, tied, norm_over(16), part("pre_feedforward_layernorm")],
+    "gemma3n_text": [
+        *(alternating, tied, sharing, norm_over(16), config("final_logit_softcapping", 10.0)),
+        *(part("altup.modality_router"), part("laurel.linear_left"), part("per_layer_input_gate")),
+        lambda model: [layer.mlp.activation_sparsity for layer in model.model.layers] == [0.9, 0.6, 0.0, 0.3, 0.0],
+        lambda model: model.config.vocab_size_per_layer_input < 128,
+    ],
     "gemma4_text": [
-        *(alternating, tied, uneven, sharing, proportional, config("final_logit_softcapping", 10.0)),
+        *(alternating, tied, uneven, sharing, wider_behind, proportional, config("final_logit_softcapping", 10.0)),
         *(part("experts.gate_up_proj"), part("router.per_expert_scale"), part("mlp.gate_proj")),
         *(part("per_layer_input_gate"), lambda model: "layer_scalar" in dict(model.model.layers[0].named_buffers())),
     ],

@@ -35,7 +35,17 @@ pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ compiler,
 Checkpoint = Callable[[str], Path]
 
 SHORTER = ["f16", "bf16", "q8_0"]
-SAMPLE = ["deepseek_v3", "gemma4_text", "gpt_oss", "granitemoehybrid", "lfm3", "mimo_v2_flash", "minimax_m2", "qwen3"]
+SAMPLE = [
+    "deepseek_v3",
+    "gemma3n_text",
+    "gemma4_text",
+    "gpt_oss",
+    "granitemoehybrid",
+    "lfm3",
+    "mimo_v2_flash",
+    "minimax_m2",
+    "qwen3",
+]
 """Compressed rows, heads of several widths, windows, sinks, recurrent layers beside, narrow values, norms over
 all heads."""
 

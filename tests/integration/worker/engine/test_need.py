@@ -96,7 +96,7 @@ def test_weights_and_kv_of_each_family_are_exact(family: str, checkpoint: Checkp
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     "family",
-    ["llama", "gemma4_text", "qwen3_moe", "qwen3_next", "granitemoehybrid", "gpt_oss", "mimo_v2_flash"],
+    ["llama", "gemma4_text", "qwen3_moe", "qwen3_next", "granitemoehybrid", "gpt_oss", "mimo_v2_flash", "gemma3n_text"],
 )
 def test_weights_and_kv_of_a_rank_of_two_are_exact(family: str, rank: int, checkpoint: Checkpoint) -> None:
     options: dict[str, Any]

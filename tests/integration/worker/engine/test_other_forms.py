@@ -1,4 +1,4 @@
-"""lfm3 and mimo_v2_flash give the tokens of generate in other forms: lists left out, switches, wider values."""
+"""gemma3n, lfm3 and mimo_v2_flash give the tokens of generate in other forms: lists left out, switches, wide values."""
 
 from __future__ import annotations
 
@@ -29,6 +29,20 @@ class Form:
 
 
 FORMS = {
+    "gemma3n, another active stream": Form(
+        "gemma3n_text", {"altup_active_idx": 2, "altup_correct_scale": False, "num_kv_shared_layers": 0}
+    ),
+    "gemma3n, kinds by number": Form(
+        "gemma3n_text",
+        {
+            "num_hidden_layers": 6,
+            "num_kv_shared_layers": 1,
+            "layer_types": None,
+            "activation_sparsity_pattern": None,
+            "intermediate_size": [90] * 6,
+        },
+        {"layer_types": None, "activation_sparsity_pattern": None, "rope_parameters": None},
+    ),
     "lfm3, kinds by number": Form(
         "lfm3", {"num_hidden_layers": 6, "layer_types": None, "conv_bias": False}, {"layer_types": None}
     ),

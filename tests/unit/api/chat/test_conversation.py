@@ -9,9 +9,8 @@ import msgspec
 import pytest
 from tokenizers import AddedToken
 
-from api.chat.conversation import ChatPrompt, chat_prompt
+from api.chat.conversation import ChatPrompt, chat_prompt, fitted
 from api.chat.forms import Forms, forms_of
-from api.chat.history import fitted
 from api.chat.template import MeteredTemplate
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import parse_chat

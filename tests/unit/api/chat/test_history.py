@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.chat.history import fitted, rendered_version, rendered_with_tools, say_switch
+from api.chat.conversation import fitted, rendered_version, rendered_with_tools, say_switch
 from api.chat.reading.table import TABLE
 from control.errors import TemplateFailed
 

@@ -6,8 +6,7 @@ import json
 
 from ops.chaos import run as report
 from ops.chaos.checker import Transcript
-from ops.chaos.client import Attempt, Question
-from ops.chaos.load import Checked, longest_silence
+from ops.chaos.load import Attempt, Checked, Question, longest_silence
 from ops.chaos.run import Strike, Struck
 
 

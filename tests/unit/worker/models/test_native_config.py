@@ -75,6 +75,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 128},
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8},
     "granitemoeshared": {"shared_intermediate_size": 45},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     "lfm3": {"layer_types": ["conv", "full_attention", "sliding_attention"]},
     "mimo_v2_flash": {"head_dim": 32, "v_head_dim": 16},
@@ -137,6 +138,7 @@ def variants() -> list[Any]:
     found += [("minimax_m2", changes) for changes in ROTARY_DIMS]
     found += [(family, ROPES[0]) for family in ("apertus", "ministral3")]
     found += [("gemma4_text", changes) for changes in OWN_INPUTS]
+    found += [("gemma3n_text", {"num_hidden_layers": layers}) for layers in (10, 11)]
     found += [("mimo_v2_flash", changes) for changes in PUBLISHED_MIMO]
     found += [(family, {"rope_scaling": ALPHA}) for family in ("hunyuan_v1_dense", "hunyuan_v1_moe")]
     found += [(family, {"head_dim": 32}) for family in ("gemma2", "olmo2", "qwen3_moe")]
@@ -166,13 +168,21 @@ def serves(family: str, changes: dict[str, Any]) -> bool:
     recurrent = family in {"granitemoehybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
     if "layer_types" in changes and ("linear_attention" in changes["layer_types"]) != recurrent:
         return False
-    if family in ("gemma4_text", "mimo_v2_flash") and changes.get("sliding_window", 0) is None:
+    if family in ("gemma3n_text", "gemma4_text", "mimo_v2_flash") and changes.get("sliding_window", 0) is None:
         return False
     # transformers divides by the period, which is 0 without windows.
     return family not in ("exaone4", "exaone_moe") or changes.get("sliding_window", 0) is not None
 
 
-COMPUTED = {"mlp_layer_types", "moe_layer_end_index", "mlp_multipliers", "layers_block_type", "moe_layers"}
+COMPUTED = {
+    "activation_sparsity_pattern",
+    "intermediate_size",
+    "mlp_layer_types",
+    "moe_layer_end_index",
+    "mlp_multipliers",
+    "layers_block_type",
+    "moe_layers",
+}
 FALCON = {"model_type": "falcon_h1", **NEEDED["falcon_h1"]}
 HYBRID = {"model_type": "granitemoehybrid", **NEEDED["granitemoehybrid"]}
 WITHOUT_LAYER_TYPES = {"ministral3", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
@@ -228,6 +238,7 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     keys = getattr(config, "key_multiplier", 1.0) * getattr(config, "attention_in_multiplier", 1.0) ** 2
     assert ours.config.scaling == pytest.approx(attentions[0].scaling * keys, rel=0 if keys == 1 else 1e-12)
     assert len({attention.scaling for attention in attentions}) == 1
+    assert ours.config.sparsity == getattr(config, "activation_sparsity_pattern", [0.0] * config.num_hidden_layers)
     assert ours.config.attention_cap == (getattr(attentions[0], "attn_logit_softcapping", None) or 0.0)
     assert ours.config.logit_cap == (getattr(config, "final_logit_softcapping", None) or 0.0)
     norm = next(

@@ -69,7 +69,7 @@ def test_what_divides_is_accepted(tp: int) -> None:
             1,
             "'newer' is not supported: its attention ends at the borders",
         ),
-        ({"model_type": "gemma3n_text"}, 1, "'gemma3n_text' is not supported: its layers predict and correct"),
+        ({"model_type": "gemma5", "altup_num_inputs": 4}, 1, "its layers predict and correct several hidden"),
         ({"model_type": "glm_v", "vision_config": {}}, 1, "'glm_v' is not supported: of the types with images only"),
         ({}, 3, "4 attention heads can't be divided among 3 ranks. Use one of --tp 1, 2, 4"),
         ({}, 0, "must be at least 1, not 0"),

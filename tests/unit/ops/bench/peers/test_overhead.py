@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from ops.bench.peers import overhead as subject
 from ops.bench.peers.engine import Setup, Unavailable
+from ops.harness import program
 
 
 @pytest.mark.parametrize(("weights", "file"), [("q4_k_m", "q4_k_m.gguf"), ("f32", None), ("int8", None)])
@@ -30,7 +31,7 @@ def test_weights_in_a_file_are_measured_from_it(
             return tmp_path / f"{weights}.gguf"
 
     monkeypatch.setattr(subject, "bare_loop", stop)
-    monkeypatch.setattr(subject, "Models", Made)
+    monkeypatch.setattr(program, "Models", Made)
     CliRunner().invoke(subject.overhead, ["--weights", weights, "--models", str(tmp_path)])
     [setup] = setups
     assert setup.gguf == (None if file is None else tmp_path / file)

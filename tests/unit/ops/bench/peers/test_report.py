@@ -10,10 +10,9 @@ import pytest
 
 from ops.bench.peers import limits
 from ops.bench.peers.engine import Row
-from ops.bench.peers.goals import Goal, judged
 from ops.bench.peers.limits import Cost, Machine
 from ops.bench.peers.report import Comparison, chart, table
-from ops.bench.peers.results import Figures, Result, Results
+from ops.bench.peers.results import Figures, Goal, Result, Results, judged
 from ops.bench.peers.runner import Plan
 
 FARM, LLAMA, ABSENT = Row("furrow-farm", "f32"), Row("llama-server", "f32"), Row("transformers", "bf16")

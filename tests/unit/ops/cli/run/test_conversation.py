@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from control.errors import SettingsError
-from ops.cli.run import settings
 from ops.cli.run.answer import Figures
 from ops.cli.run.commands import TABLE, Commands, Stats
-from ops.cli.run.conversation import Conversation
+from ops.cli.run.conversation import Conversation, read_setting
 from ops.cli.run.served import Served
 
 
@@ -35,7 +34,7 @@ def commands() -> Commands:
     ],
 )
 def test_a_parameter_is_read(name: str, text: str, value: object) -> None:
-    assert settings.read(name, text) == value
+    assert read_setting(name, text) == value
 
 
 @pytest.mark.parametrize(

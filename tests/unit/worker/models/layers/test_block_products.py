@@ -191,8 +191,8 @@ def test_one_product_mixes_formats() -> None:
     assert torch.equal(mixed(x), torch.cat(alone, dim=1))
     joined = native(q4, random_blocks(q4.format, 9, 512, seed=5))
     assert torch.equal(joined(x)[:, :70], native(q4)(x))
-    with pytest.raises(ValueError, match="4 kinds of weights in one product; 3 fit"):
-        NativeLinear([q4, q6, half, q6], None, [q4.kind, q6.kind, "bfloat16", q6.kind], NATIVE)
+    with pytest.raises(ValueError, match="5 kinds of weights in one product; 4 fit"):
+        NativeLinear([q4, q6, half, q6, q4], None, [q4.kind, q6.kind, "bfloat16", q6.kind, q4.kind], NATIVE)
 
 
 def test_a_share_of_the_inputs_is_a_view() -> None:

@@ -144,8 +144,8 @@ def test_parts_of_several_kinds_are_one_product() -> None:
         for part, some, kind in zip(parts, bias.split(outputs), kinds, strict=True)
     ]
     assert torch.equal(NativeLinear(parts, bias, kinds, THREADS)(inputs), torch.cat(alone, dim=-1))
-    with pytest.raises(ValueError, match="4 kinds of weights in one product; 3 fit"):
-        NativeLinear([*parts, parts[0]], None, [*kinds, "float32"], THREADS)
+    with pytest.raises(ValueError, match="5 kinds of weights in one product; 4 fit"):
+        NativeLinear([*parts, *parts[:2]], None, [*kinds, "float32", "bfloat16"], THREADS)
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])

@@ -80,14 +80,16 @@ def test_rotary_scalings_are_transformers_own(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedArchitecture, match=r"rope\.scaling\.type is 'longrope'"):
         model(tmp_path, scaling | {"llama.rope.scaling.type": "longrope"})
     with pytest.raises(UnsupportedArchitecture, match=r"the factors in rope_freqs\.weight are not Llama 3's"):
-        ones = Stored(0, (8,), bytes.fromhex("0000803f") * 7 + bytes.fromhex("0000a040"))
+        ones = Stored(0, (8,), bytes.fromhex("0000a040") + bytes.fromhex("0000803f") * 6 + bytes.fromhex("0000a040"))
         model(tmp_path, stored=tensors() | {"rope_freqs.weight": ones})
 
 
+@pytest.mark.parametrize("high", [4.0, 1.0])
 @pytest.mark.parametrize("length", [256, 4096, 8192, 100_000])
-def test_factors_of_any_original_length_are_read(tmp_path: Path, length: int) -> None:
-    """The frequencies are those of the length that the converter knew, whatever the file shows of it."""
-    rope = {"rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+def test_factors_of_any_original_length_are_read(tmp_path: Path, length: int, high: float) -> None:
+    """The frequencies are those of the length that the converter knew, whatever the file shows of it; also where there
+    is no passage between those that are divided and the others, as of Llama 4."""
+    rope = {"rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": high}
     rope |= {"original_max_position_embeddings": length, "rope_type": "llama3"}
     files = model(tmp_path, stored=tensors() | {"rope_freqs.weight": factors(rope, 16)})
     rope_parameters = files.config["rope_parameters"]
