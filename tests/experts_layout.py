@@ -15,28 +15,28 @@ _BIAS = ".gate_proj.bias"
 
 def experts_apart(weights: dict[str, Floats]) -> dict[str, Floats]:
     """The experts of gpt_oss, which are stored together, as three matrices and biases each."""
-    found = dict[str, Floats]()
+    rearranged = dict[str, Floats]()
     for name, values in weights.items():
         stem, _, leaf = name.rpartition(".")
         if not stem.endswith(".experts"):
-            found[name] = values
+            rearranged[name] = values
             continue
         end = "bias" if leaf.endswith("_bias") else "weight"
         for expert, one in enumerate(values):
             rows = one if end == "bias" else one.T
             parts = {"gate": rows[0::2], "up": rows[1::2]} if leaf.startswith("gate_up") else {"down": rows}
-            found |= {f"{stem}.{expert}.{part}_proj.{end}": np.ascontiguousarray(of) for part, of in parts.items()}
-    return found
+            rearranged |= {f"{stem}.{expert}.{part}_proj.{end}": np.ascontiguousarray(of) for part, of in parts.items()}
+    return rearranged
 
 
 def experts_together(weights: dict[str, Floats]) -> dict[str, Floats]:
     """The inverse of `experts_apart`; experts without biases stay apart."""
-    found = dict[str, Floats]()
+    rearranged = dict[str, Floats]()
     of_experts = [name for name in weights if ".experts." in name and _BIAS in name]
     layers = sorted({name[: name.index(".experts.")] for name in of_experts})
     for name, values in weights.items():
         if not any(name.startswith(f"{layer}.experts.") for layer in layers):
-            found[name] = values
+            rearranged[name] = values
     for layer in layers:
         experts = range(sum(name.startswith(f"{layer}.experts.") and name.endswith(_BIAS) for name in weights))
         for end, suffix in (("weight", ""), ("bias", "_bias")):
@@ -46,26 +46,26 @@ def experts_together(weights: dict[str, Floats]) -> dict[str, Floats]:
             )
             both = np.stack([gate, up], axis=2).reshape(len(gate), -1, *gate.shape[2:])
             for leaf, one in (("gate_up_proj", both), ("down_proj", down)):
-                found[f"{layer}.experts.{leaf}{suffix}"] = np.ascontiguousarray(
+                rearranged[f"{layer}.experts.{leaf}{suffix}"] = np.ascontiguousarray(
                     one.swapaxes(1, 2) if not suffix else one
                 )
-    return found
+    return rearranged
 
 
 def inputs_last(weights: dict[str, Floats], turned: bool = True) -> dict[str, Floats]:
     """The experts of llama4, which are stored together with their inputs first, as three matrices each; those of
     gemma4, whose inputs are last, where they are not `turned`."""
-    found = dict[str, Floats]()
+    rearranged = dict[str, Floats]()
     for name, values in weights.items():
         stem, _, leaf = name.rpartition(".")
         if not stem.endswith(".experts"):
-            found[name] = values
+            rearranged[name] = values
             continue
         parts = ("gate", "up") if leaf.startswith("gate_up") else ("down",)
         for expert, one in enumerate(values):
             of_parts = zip(parts, np.split(one.T if turned else one, len(parts)), strict=True)
-            found |= {f"{stem}.{expert}.{part}_proj.weight": np.ascontiguousarray(of) for part, of in of_parts}
-    return found
+            rearranged |= {f"{stem}.{expert}.{part}_proj.weight": np.ascontiguousarray(of) for part, of in of_parts}
+    return rearranged
 
 
 def inputs_first(weights: dict[str, Floats], turned: bool = True) -> dict[str, Floats]:
@@ -90,16 +90,18 @@ STACKED = {"input_linear": ("gate", "up"), "output_linear": ("down",)}
 
 def stacked_apart(weights: dict[str, Floats]) -> dict[str, Floats]:
     """The experts of granitemoe as three matrices each."""
-    found = dict[str, Floats]()
+    rearranged = dict[str, Floats]()
     for name, values in weights.items():
         stem, _, leaf = name.removesuffix(".weight").rpartition(".")
         if leaf not in STACKED:
-            found[name] = values
+            rearranged[name] = values
             continue
         for expert, one in enumerate(values):
             parts = zip(STACKED[leaf], np.split(one, len(STACKED[leaf])), strict=True)
-            found |= {f"{stem}.experts.{expert}.{part}_proj.weight": np.ascontiguousarray(of) for part, of in parts}
-    return found
+            rearranged |= {
+                f"{stem}.experts.{expert}.{part}_proj.weight": np.ascontiguousarray(of) for part, of in parts
+            }
+    return rearranged
 
 
 def stacked_together(weights: dict[str, Floats]) -> dict[str, Floats]:
@@ -118,17 +120,17 @@ def stacked_together(weights: dict[str, Floats]) -> dict[str, Floats]:
 
 def heads_apart(weights: dict[str, Floats], config: dict[str, Any]) -> dict[str, Floats]:
     """`kv_b_proj` as a file has it: a matrix of keys and one of values for each head, side by side in two tensors."""
-    found = dict[str, Floats]()
+    rearranged = dict[str, Floats]()
     plain = config["qk_nope_head_dim"]
     for name, values in weights.items():
         if not name.endswith("kv_b_proj.weight"):
-            found[name] = values
+            rearranged[name] = values
             continue
         stem = name.removesuffix("kv_b_proj.weight")
         heads = values.reshape(config["num_attention_heads"], -1, values.shape[1])
-        found[f"{stem}k_b_proj.weight"] = np.ascontiguousarray(heads[:, :plain].transpose(0, 2, 1))
-        found[f"{stem}v_b_proj.weight"] = np.ascontiguousarray(heads[:, plain:])
-    return found
+        rearranged[f"{stem}k_b_proj.weight"] = np.ascontiguousarray(heads[:, :plain].transpose(0, 2, 1))
+        rearranged[f"{stem}v_b_proj.weight"] = np.ascontiguousarray(heads[:, plain:])
+    return rearranged
 
 
 def heads_together(weights: dict[str, Floats]) -> dict[str, Floats]:

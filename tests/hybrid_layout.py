@@ -77,30 +77,30 @@ def _rows(rows: Floats, keys: int, heads: int, order: Any) -> Floats:
 
 def projections_apart(weights: dict[str, Floats], config: dict[str, Any]) -> dict[str, Floats]:
     """The projection of a qwen3_next, by key head, as two: queries, keys and values of all heads; and gates."""
-    found = dict[str, Floats]()
+    rearranged = dict[str, Floats]()
     for name, values in weights.items():
         if not name.endswith(_TOGETHER):
-            found[name] = values
+            rearranged[name] = values
             continue
         stem, heads = name.removesuffix(_TOGETHER), values.reshape(config["linear_num_key_heads"], -1, values.shape[-1])
         parts = [one.reshape(-1, values.shape[-1]) for one in np.split(heads, _borders(config), axis=1)]
-        found |= {f"{stem}in_proj_qkv.weight": np.concatenate(parts[:3]), f"{stem}in_proj_z.weight": parts[3]}
-    return found
+        rearranged |= {f"{stem}in_proj_qkv.weight": np.concatenate(parts[:3]), f"{stem}in_proj_z.weight": parts[3]}
+    return rearranged
 
 
 def projections_together(weights: dict[str, Floats], config: dict[str, Any]) -> dict[str, Floats]:
     """The inverse of `projections_apart`."""
-    found = dict(weights)
+    rearranged = dict(weights)
     if config["model_type"] != "qwen3_next":
-        return found
+        return rearranged
     keys = config["linear_num_key_heads"]
     for name in [name for name in weights if name.endswith("in_proj_z.weight")]:
         stem, wide = name.removesuffix("in_proj_z.weight"), keys * config["linear_key_head_dim"]
-        mixed, gates = found.pop(f"{stem}in_proj_qkv.weight"), found.pop(name)
+        mixed, gates = rearranged.pop(f"{stem}in_proj_qkv.weight"), rearranged.pop(name)
         parts = [*np.split(mixed, [wide, 2 * wide]), gates]
         heads = np.concatenate([one.reshape(keys, -1, one.shape[-1]) for one in parts], axis=1)
-        found[stem + _TOGETHER] = np.ascontiguousarray(heads.reshape(-1, mixed.shape[-1]))
-    return found
+        rearranged[stem + _TOGETHER] = np.ascontiguousarray(heads.reshape(-1, mixed.shape[-1]))
+    return rearranged
 
 
 def _borders(config: dict[str, Any]) -> list[int]:

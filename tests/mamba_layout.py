@@ -60,14 +60,14 @@ def from_file(name: str, values: Floats) -> Floats:
 
 def halves_apart(weights: dict[str, Floats]) -> dict[str, Floats]:
     """The expert of a granitemoehybrid that every token goes through, gate and up apart."""
-    found = dict[str, Floats]()
+    rearranged = dict[str, Floats]()
     for name, values in weights.items():
         if name.endswith(_SHARED):
             stem = name.removesuffix(_SHARED)
-            found |= {stem + part: half for part, half in zip(_SHARED_PARTS, np.split(values, 2), strict=True)}
+            rearranged |= {stem + part: half for part, half in zip(_SHARED_PARTS, np.split(values, 2), strict=True)}
         else:
-            found[name] = values
-    return found
+            rearranged[name] = values
+    return rearranged
 
 
 def halves_together(weights: dict[str, Floats]) -> dict[str, Floats]:

@@ -43,8 +43,8 @@ def of_variables(file: Path) -> dict[str, tuple[str, str]]:
         for variable in json.loads(file.read_text())["templating"]["list"]
         if variable["type"] == "query"
     }
-    found = {name: _LABEL_VALUES.fullmatch(filled(query)) for name, query in queries.items()}
-    return {name: (match[1], match[2]) for name, match in found.items() if match}
+    matches_by_name = {name: _LABEL_VALUES.fullmatch(filled(query)) for name, query in queries.items()}
+    return {name: (match[1], match[2]) for name, match in matches_by_name.items() if match}
 
 
 def rules() -> list[dict[str, Any]]:

@@ -31,10 +31,10 @@ _MOST = 1 << 20
 class Forked:
     """A program that runs: the part of subprocess.Popen that tests need."""
 
-    def __init__(self, pid: int, told: socket.socket) -> None:
+    def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._told = told
+        self._told = connection
 
     def poll(self) -> int | None:
         """The exit status, negative for a signal; None while it runs."""
@@ -134,17 +134,17 @@ def _serve(link: socket.socket) -> dict[str, Any]:
             os.close(descriptor)
 
 
-def _wait_for_fork(told: socket.socket) -> None:
+def _wait_for_fork(connection: socket.socket) -> None:
     """Tell the pid of one more fork and its exit status. Returns in that fork."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _die_with_parent()
     pid = os.fork()
     if pid == 0:
-        told.close()
+        connection.close()
         return
-    told.send(str(pid).encode())
+    connection.send(str(pid).encode())
     _, status = os.waitpid(pid, 0)
-    told.send(str(os.waitstatus_to_exitcode(status)).encode())
+    connection.send(str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
 
 

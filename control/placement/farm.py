@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,6 +28,8 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, optional_text, read, run, run_every, write
 from control.version import VERSION
+
+Record = TypeVar("Record")
 
 NAME_GRACE_S = 1.0
 """Added to a heartbeat's life before a name counts as taken."""
@@ -169,15 +171,20 @@ def forget_need(model: str) -> Call[int]:
 
 def needs() -> Call[dict[str, ModelNeed]]:
     """By model; those that another version wrote in a form that this one can't read are left out."""
+    return _records(keys.NEEDS, ModelNeed)
 
-    def parse(reply: dict[str, str]) -> dict[str, ModelNeed]:
-        by_model: dict[str, ModelNeed] = {}
-        for model, text in reply.items():
+
+def _records(key: str, kind: type[Record]) -> Call[dict[str, Record]]:
+    """The records of a hash that can be read as `kind`, by field."""
+
+    def parse(reply: dict[str, str]) -> dict[str, Record]:
+        records: dict[str, Record] = {}
+        for field, text in reply.items():
             with suppress(msgspec.DecodeError):
-                by_model[model] = msgspec.json.decode(text, type=ModelNeed)
-        return by_model
+                records[field] = msgspec.json.decode(text, type=kind)
+        return records
 
-    return read("HGETALL", keys.NEEDS, parse=parse)
+    return read("HGETALL", key, parse=parse)
 
 
 def demand_of(model: str) -> Call[Demand | None]:
@@ -431,15 +438,7 @@ def drop_api_records(*api_ids: str) -> Call[int]:
 
 def api_records() -> Call[dict[str, ApiRecord]]:
     """By id; those that can't be read, as of another version, are left out."""
-
-    def parse(reply: dict[str, str]) -> dict[str, ApiRecord]:
-        records: dict[str, ApiRecord] = {}
-        for api_id, text in reply.items():
-            with suppress(msgspec.DecodeError):
-                records[api_id] = msgspec.json.decode(text, type=ApiRecord)
-        return records
-
-    return read("HGETALL", keys.API_RECORDS, parse=parse)
+    return _records(keys.API_RECORDS, ApiRecord)
 
 
 def silent_apis(client: SyncRedis, beating: Collection[str]) -> list[ApiRecord]:

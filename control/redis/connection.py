@@ -19,13 +19,13 @@ from typing import Any, Generic, TypeVar
 from redis import exceptions as redis_errors
 from redis.client import NEVER_DECODE
 
-from control.errors import ArgumentsRefused, FurrowError, KeyDamaged, RedisDenied, RedisFull, RedisUnavailable
+from control.errors import ArgumentsRefused, FurrowError, KeyDamaged
 from control.redis.clients import AsyncRedis, SyncRedis, unavailable
 from control.redis.clients import connect as connect
 from control.redis.clients import connect_async as connect_async
 from control.redis.clients import connect_blocking as connect_blocking
 from control.redis.routing import ABSENT, AsyncCluster, Cluster, Command, Routed, Wire, exchange
-from control.redis.transient import lacks_right, out_of_memory, transient, wrong_type
+from control.redis.transient import refusal, wrong_type
 from control.scripts import SCRIPTS
 from control.scripts.arguments import refused
 
@@ -287,12 +287,8 @@ async def _aexchange(client: AsyncRedis, commands: Sequence[Command]) -> list[An
 def _outcome(call: Call[Any], reply: Any) -> Any:
     """The parsed answer, or the exception for the reply."""
     if isinstance(reply, Exception):
-        if out_of_memory(reply):
-            return RedisFull()
-        if lacks_right(reply):
-            return RedisDenied(str(reply))
-        if transient(reply):
-            return RedisUnavailable(f"Redis can't serve {call.script or call.args[0]} just now: {reply}")
+        if (reason := refusal(reply, call.script or call.args[0])) is not None:
+            return reason
         if call.script and (why := refused(str(reply))) is not None:
             damaged = _DAMAGED.fullmatch(why)
             return KeyDamaged(*damaged.groups()) if damaged else ArgumentsRefused(call.script, why)

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from redis import exceptions as redis_errors
 
-from control.errors import KeyDamaged, RedisDenied, RedisUnavailable
+from control.errors import KeyDamaged
 from control.redis.clients import LONGEST_BLOCK_MS, SyncRedis, unavailable
-from control.redis.transient import lacks_right, transient, wrong_type
+from control.redis.transient import refusal, wrong_type
 
 BREATH_S = 0.1
 """Pause before a failed read is reported, so that a loop around it does not spin while Redis is away."""
@@ -28,12 +28,9 @@ def read_streams(client: SyncRedis, after: dict[str, str], block_ms: int) -> dic
         time.sleep(BREATH_S)
         raise unavailable(client, error) from error
     except redis_errors.ResponseError as error:
-        if not transient(error) and not lacks_right(error) and not wrong_type(error):
+        reason = KeyDamaged(" or ".join(after), "is not a stream") if wrong_type(error) else refusal(error, "XREAD")
+        if reason is None:
             raise
         time.sleep(BREATH_S)
-        if wrong_type(error):
-            raise KeyDamaged(" or ".join(after), "is not a stream") from error
-        if lacks_right(error):
-            raise RedisDenied(str(error)) from error
-        raise RedisUnavailable(f"Redis can't serve XREAD just now: {error}") from error
+        raise reason from error
     return cast(dict[str, list[Entry]], dict(reply or ()))

@@ -7,6 +7,8 @@ import re
 
 from redis import exceptions as redis_errors
 
+from control.errors import RedisDenied, RedisFull, RedisUnavailable
+
 _TYPES = (
     redis_errors.BusyLoadingError,
     redis_errors.OutOfMemoryError,
@@ -29,6 +31,17 @@ _DENIED = re.compile(
     re.IGNORECASE,
 )
 _FULL = re.compile(r"(?:^|-)OOM ")
+
+
+def refusal(error: Exception, command: str) -> RedisUnavailable | None:
+    """The error for a refusal of `command` that the caller can wait out or an operator can mend; None for another."""
+    if out_of_memory(error):
+        return RedisFull()
+    if lacks_right(error):
+        return RedisDenied(str(error))
+    if transient(error):
+        return RedisUnavailable(f"Redis can't serve {command} just now: {error}")
+    return None
 
 
 def transient(error: Exception) -> bool:

@@ -95,8 +95,8 @@ _PARTS = ("_text", "_vision", "_audio", "_text_model", "_vision_model", "_talker
 def mechanism_of(config: Mapping[str, Any]) -> str:
     """The mechanism for which a type without a record can't be served, as far as its config.json shows it."""
     kind = str(config.get("model_type"))
-    if (known := REFUSED.get(kind)) is not None:
-        return known
+    if kind in REFUSED:
+        return REFUSED[kind]
     if kind.endswith(_PARTS) and "text_config" not in config:
         return _PART
     if config.get("is_encoder_decoder"):

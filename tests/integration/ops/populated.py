@@ -97,20 +97,21 @@ def populate(client: SyncRedis, url: str) -> Populated:
     return populated
 
 
-def _fill_queue(found: Populated) -> None:
-    client, lease = found.client, found.lease
-    _enqueue(client, found.dead, "acme", 5, account=found.key)
+def _fill_queue(populated: Populated) -> None:
+    client, lease = populated.client, populated.lease
+    _enqueue(client, populated.dead, "acme", 5, account=populated.key)
     run(client, requests.claim(lease, 1, 1000))
-    assert run(client, requests.bury(lease, found.dead, "crashed its group alone: forward_failed"))
-    _enqueue(client, found.running, "acme", 7)
+    assert run(client, requests.bury(lease, populated.dead, "crashed its group alone: forward_failed"))
+    _enqueue(client, populated.running, "acme", 7)
     run(client, requests.claim(lease, 1, 1000))
     entries = [LogEntry(1, 0, 101), LogEntry(2, 0, 102), LogEntry(3, 0, 103)]
-    run(client, requests.emit(lease, [Emission(found.running, 1, entries, times={"t_prefill": 1234})]))
-    docket = CrashRecord(crashed_together=[found.running]).before_step(lease.epoch, {found.running: 5}, alone=True)
-    run(client, requests.note_suspects(lease, encode(docket).decode(), [found.running], []))
-    _enqueue(client, found.waiting, "acme", 11)
-    _enqueue(client, found.left, "zeta", 13, api="api-1", on_disconnect="600")
-    run(client, requests.unfollow(MODEL, found.left, "api-1"))
+    run(client, requests.emit(lease, [Emission(populated.running, 1, entries, times={"t_prefill": 1234})]))
+    record = CrashRecord(crashed_together=[populated.running])
+    docket = record.before_step(lease.epoch, {populated.running: 5}, alone=True)
+    run(client, requests.note_suspects(lease, encode(docket).decode(), [populated.running], []))
+    _enqueue(client, populated.waiting, "acme", 11)
+    _enqueue(client, populated.left, "zeta", 13, api="api-1", on_disconnect="600")
+    run(client, requests.unfollow(MODEL, populated.left, "api-1"))
 
 
 def _enqueue(client: SyncRedis, rid: str, tenant: str, prompt: int, **fields: str) -> None:

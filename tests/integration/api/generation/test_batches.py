@@ -82,10 +82,10 @@ async def test_what_nobody_waits_for_any_more_is_not_sent(client: Any) -> None:
     """A call that is cancelled before its round trip leaves no trace, and holds up nobody."""
     batches = Batches(client)
     given_up = asyncio.ensure_future(batches.run("m", append(1)))
-    kept = asyncio.ensure_future(batches.run("m", append(2)))
+    task = asyncio.ensure_future(batches.run("m", append(2)))
     await asyncio.sleep(0)
     given_up.cancel()
-    assert await kept == 1
+    assert await task == 1
     assert await client.lrange("seen", 0, -1) == ["2"]
 
 
@@ -105,13 +105,13 @@ async def test_more_clients_than_connections_may_come_and_leave_at_once(
     """No client is told that Redis is away, and no request of a client that has gone runs on."""
     leader.pause()
     async with httpx.AsyncClient(base_url=api.url, timeout=40, limits=httpx.Limits()) as http, asyncio.timeout(40):
-        asked = [asyncio.create_task(http.post("/v1/chat/completions", json=chat("x"))) for _ in range(CLIENTS)]
+        tasks = [asyncio.create_task(http.post("/v1/chat/completions", json=chat("x"))) for _ in range(CLIENTS)]
         while len(leader.claimed) < CLIENTS:
-            assert not any(task.done() for task in asked), "a client was refused"
+            assert not any(task.done() for task in tasks), "a client was refused"
             await asyncio.sleep(0.01)
-        for task in asked:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         requests = ModelKeys("tiny")
         for claimed in leader.claimed:
             while await asyncio.to_thread(redis_client.hget, requests.request(claimed.rid), "cancel") != "1":

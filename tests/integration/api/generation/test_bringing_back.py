@@ -81,14 +81,14 @@ def begin(farm: TwoProcesses, body: dict[str, Any], **headers: str) -> list[Even
 
 def both(claims: list[Claimed]) -> dict[str, GenerationRequest]:
     """The requests that were claimed under each id, once there are two of them."""
-    found = {claimed.rid: claimed.params for claimed in claims}
-    return found if len(found) == 2 else {}
+    params_by_rid = {claimed.rid: claimed.params for claimed in claims}
+    return params_by_rid if len(params_by_rid) == 2 else {}
 
 
-def read_characters(found: Iterator[Event], count: int) -> list[Event]:
+def read_characters(event_iterator: Iterator[Event], count: int) -> list[Event]:
     read: list[Event] = []
     while len(text_of(read)) < count:
-        read.append(next(event for event in found if not event.comment))
+        read.append(next(event for event in event_iterator if not event.comment))
     return read
 
 

@@ -94,10 +94,10 @@ def test_max_tokens_of_zero_scores_the_prompt_alone(client: openai.OpenAI, leade
     assert answer.usage is not None and answer.usage.completion_tokens == 0
 
 
-def merged(found: list[Event]) -> list[Any]:
+def merged(event_list: list[Event]) -> list[Any]:
     """The events of two choices as a client reads them: texts, tokens with their values, ends."""
     seen: list[Any] = [["", [], None], ["", [], None]]
-    for event in found:
+    for event in event_list:
         for choice in (event.data or {}).get("choices", []):
             mine = seen[choice["index"]]
             mine[0] += choice["text"]

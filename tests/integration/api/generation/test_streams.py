@@ -64,12 +64,12 @@ def test_resume_at_every_place(
         assert _merged(whole[: place + 1] + read_all(response)) == _merged(whole), event.id
 
 
-def _merged(found: list[Event]) -> list[Any]:
+def _merged(event_list: list[Event]) -> list[Any]:
     """The events as a client reads them, however tokens were joined: text per choice, ends, usage."""
     texts: dict[int, str] = {}
     scored: list[Any] = []
     rest = []
-    for event in found:
+    for event in event_list:
         if event.data is None:
             continue
         for choice in event.data["choices"]:

@@ -64,8 +64,8 @@ def test_a_row_sees_attacker_other_tenant_and_claims() -> None:
 
 def test_an_attack_that_did_nothing_fails() -> None:
     """As does one that was answered."""
-    told = dict.fromkeys((*QUICK, *SLOW), (2, 2))
-    assert all(figure.holds for figure in figures([10.0], [20.0], [1.0], [told]))
+    figures_by_name = dict.fromkeys((*QUICK, *SLOW), (2, 2))
+    assert all(figure.holds for figure in figures([10.0], [20.0], [1.0], [figures_by_name]))
     for wrong in ((0, 0), (2, 1)):
-        failed = figures([10.0], [20.0], [1.0], [{**told, "huge n": wrong}])
+        failed = figures([10.0], [20.0], [1.0], [{**figures_by_name, "huge n": wrong}])
         assert [figure.name for figure in failed if not figure.holds] == [f"huge n: refused of {wrong[0]}"]

@@ -54,8 +54,8 @@ def populated(new_server: Server) -> Iterator[Populated]:
 
 def findings(server: Server, subject: str) -> dict[str, Finding]:
     """The first that is not ok of each check."""
-    found = [one for one in examine(server.url, None) if one.subject == subject and one.level != "ok"]
-    return {one.check: one for one in reversed(found)}
+    host_findings = [one for one in examine(server.url, None) if one.subject == subject and one.level != "ok"]
+    return {one.check: one for one in reversed(host_findings)}
 
 
 @pytest.mark.parametrize(("state", "then"), [("failed", "furrow models reload"), ("backoff", "third such end")])

@@ -121,9 +121,9 @@ ACTS = (
 )
 
 
-def make_hostile(found: Populated) -> dict[str, str]:
+def make_hostile(populated: Populated) -> dict[str, str]:
     """Write hostile text wherever a client, a model, a host or another operator can; the ids by the words of ACTS."""
-    client, lease = found.client, found.lease
+    client, lease = populated.client, populated.lease
     catalog.put_spec(client, ModelSpec(name=NAME, source=EVIL))
     health.write_status(client, NAME, "r0", "failed", EVIL, host=EVIL)
     health.write_status(client, MODEL, "r0", "running", EVIL, host=EVIL)

@@ -150,16 +150,18 @@ def test_the_size_of_the_weights_is_that_of_the_blocks(quant: str, wide: Checkpo
     for family in ("qwen3", "gemma2"):
         tensors = load_file(wide(family) / "model.safetensors")
         blocks = sum(one.numel() for one in tensors.values() if one.dim() == 2) // format.weights * format.bytes
-        kept = load(wide(family), collective=Solo(), quant=quant).weight_bytes
-        assert blocks <= kept <= 1.1 * blocks + 60_000  # panels are filled up, and norms stay in float32
+        weight_bytes = load(wide(family), collective=Solo(), quant=quant).weight_bytes
+        assert blocks <= weight_bytes <= 1.1 * blocks + 60_000  # panels are filled up, and norms stay in float32
 
 
 def test_widths_that_blocks_do_not_divide(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Rows of 64 take blocks of 32 in place of those of 256, rows of 90 stay in 16 bits, and the log says so."""
     with capture_logs() as lines:
         packed = load(checkpoint("llama"), collective=Solo(), quant="q4k")
-    told = {line["kept_as"]: (line["matrices"], line["first"]) for line in lines if line.get("action") == "quantize"}
-    assert told == {
+    rows_by_format = {
+        line["kept_as"]: (line["matrices"], line["first"]) for line in lines if line.get("action") == "quantize"
+    }
+    assert rows_by_format == {
         "q5_0": (20, "model.embed_tokens.weight"),
         "16 bits": (3, "model.layers.0.mlp.down_proj.weight"),
     }

@@ -102,5 +102,5 @@ def test_a_second_turn_begins_with_a_state_of_the_first(scene: LeaderScene) -> N
     scene.under_way("struck", 10)
     write_poison(scene.redis.client, MODEL, REPLICA, scene.epoch(), -1, "exited", "a test says so")
     assert scene.answer("struck") == scene.answer("replaced")
-    told = {rid: scene.log(rid)[0].cached for rid in ("continued", "replaced", "replaced-alone", "struck")}
-    assert told == {"continued": 2_005, "replaced": 1_984, "replaced-alone": None, "struck": 1_984}
+    cached_by_rid = {rid: scene.log(rid)[0].cached for rid in ("continued", "replaced", "replaced-alone", "struck")}
+    assert cached_by_rid == {"continued": 2_005, "replaced": 1_984, "replaced-alone": None, "struck": 1_984}

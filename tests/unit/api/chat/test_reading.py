@@ -41,9 +41,9 @@ def pieces(how: Reading, texts: list[str], marks: tuple[str, ...] = ()) -> list[
     return all_pieces
 
 
-def total(found: list[Piece]) -> Read:
+def total(piece_list: list[Piece]) -> Read:
     whole = Piece(0, 0)
-    for piece in found:
+    for piece in piece_list:
         whole.collect(piece)
     return Read(whole.text, whole.reasoning, [(call.name, call.arguments) for call in whole.calls])
 

@@ -56,10 +56,10 @@ def stream(sizes: list[int], resume: str | None = None) -> list[Event]:
     return list(events((data + renderer.end()).decode().splitlines()))
 
 
-def seen(found: list[Event]) -> tuple[list[str], list[str]]:
+def seen(event_list: list[Event]) -> tuple[list[str], list[str]]:
     texts = [""] * 4
     rest: list[object] = []
-    for event in found:
+    for event in event_list:
         for choice in event.data["choices"] if event.data else []:
             texts[choice["index"]] += choice["delta"].get("content") or ""
             if choice["finish_reason"]:

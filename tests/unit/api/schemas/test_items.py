@@ -49,13 +49,13 @@ def test_what_is_sealed_comes_back() -> None:
     """Thoughts and a summary are opened; a seal that is not ours is left out with a warning."""
     thoughts: dict[str, Any] = {"type": "reasoning", "summary": [], "encrypted_content": "ours"}
     summary: dict[str, Any] = {"type": "compaction_summary", "encrypted_content": "ours"}
-    given = [thoughts, thoughts | {"encrypted_content": "gAAA!"}, summary, {"role": "user", "content": "go on"}]
+    input_items = [thoughts, thoughts | {"encrypted_content": "gAAA!"}, summary, {"role": "user", "content": "go on"}]
 
     def unseal(kind: str, text: str) -> str | None:
         return f"{kind} é" if text == "ours" else None
 
     warnings = Warnings()
-    read = read_items(given, "0" * 32, warnings, unseal)
+    read = read_items(input_items, "0" * 32, warnings, unseal)
     assert [item["type"] for item in read] == ["reasoning", "compaction", "message"]
     [said, asked] = messages_of(read)
     assert said["reasoning_content"] == "reasoning é"
@@ -121,11 +121,11 @@ def test_kept_calls_read_the_same_again() -> None:
 )  # fmt: skip
 def test_items_of_hosted_tools_are_left_out_with_a_warning(kind: str) -> None:
     warnings = Warnings()
-    given = [{"role": "user", "content": "q"}, {"type": kind, "id": "x", "anything": {"at": "all"}}]
-    assert messages_of(read_items(given, "0" * 32, warnings)) == [{"role": "user", "content": "q"}]
+    input_items = [{"role": "user", "content": "q"}, {"type": kind, "id": "x", "anything": {"at": "all"}}]
+    assert messages_of(read_items(input_items, "0" * 32, warnings)) == [{"role": "user", "content": "q"}]
     assert "input[1]" in warnings.texts[0] and kind in warnings.texts[0]
     with pytest.raises(RequestError) as refused:
-        read_items(given, "0" * 32, Warnings(strict=True))
+        read_items(input_items, "0" * 32, Warnings(strict=True))
     assert refused.value.param == "input[1]"
 
 

@@ -20,10 +20,10 @@ BOS = EOS - 1
 def places(vocabulary: Vocabulary, text: str, tokens: list[int]) -> list[str]:
     """The text of each token."""
     walk = PromptText(vocabulary, text)
-    found = [walk.push(token) for token in tokens]
-    assert all(text[start:end] == piece for start, end, piece in found)
+    prompt_tokens = [walk.push(token) for token in tokens]
+    assert all(text[start:end] == piece for start, end, piece in prompt_tokens)
     assert walk.take_rest() == "" == walk.take_rest()
-    return [piece for _, _, piece in found]
+    return [piece for _, _, piece in prompt_tokens]
 
 
 @given(st.text(max_size=20))

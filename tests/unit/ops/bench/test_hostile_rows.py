@@ -226,8 +226,8 @@ def outcome(name: str, **changes: Any) -> Outcome:
     return Outcome(summarise([60.0]), 0.04, Admission(400, 400, 0.9), [measured], claims)
 
 
-def missed(found: list[Figure]) -> list[str]:
-    return [figure.name for figure in found if not figure.holds]
+def missed(figures: list[Figure]) -> list[str]:
+    return [figure.name for figure in figures if not figure.holds]
 
 
 @pytest.mark.parametrize("name", ROWS)

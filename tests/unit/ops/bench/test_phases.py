@@ -25,9 +25,9 @@ def test_a_poison_that_is_missing_or_elsewhere(poisoned: int, detect: int, fence
 
 def test_the_table_shows_medians_and_targets() -> None:
     """A line per fault, in the order of the phases, with the sum at its end."""
-    found = [split(1000, 1000 + detect, FORMED, 1200) for detect in (10, 30, 50)]
-    lines = table({"rank killed": found}, TARGETS_MS).splitlines()
+    phase_splits = [split(1000, 1000 + detect, FORMED, 1200) for detect in (10, 30, 50)]
+    lines = table({"rank killed": phase_splits}, TARGETS_MS).splitlines()
     assert lines[0].split() == ["phase,", "median", "ms", *TARGETS_MS, "in", "all"]
     assert lines[1].split() == ["rank", "killed", "30", "20", "10", "40", "30", "70", "200"]
     assert lines[2].split()[-1] == "1500"
-    assert len(table({"rank killed": found}, None).splitlines()) == 2
+    assert len(table({"rank killed": phase_splits}, None).splitlines()) == 2

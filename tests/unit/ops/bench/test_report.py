@@ -44,8 +44,8 @@ def test_a_segment_without_data_fails_the_scenario(stamp: str, missing_in: int) 
     """Missing for one request or for all: every segment that needs the stamp is named, with how many have it."""
     report_text = report(measured(drop=stamp, of=missing_in))
     for name, pair in SEGMENTS.items():
-        told = f"segment {name!r} has data for {4 - missing_in} of 4 requests"
-        assert any(fault.startswith(told) for fault in report_text.faults) == (stamp in pair)
+        fault_text = f"segment {name!r} has data for {4 - missing_in} of 4 requests"
+        assert any(fault.startswith(fault_text) for fault in report_text.faults) == (stamp in pair)
     assert "FAILED" in table(report_text)
 
 

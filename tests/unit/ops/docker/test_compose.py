@@ -142,10 +142,12 @@ def test_the_file_for_metrics_adds_to_this_one() -> None:
             where = volume.split(":")[0]
             assert (ROOT / where).is_dir() if where.startswith(".") else where in added["volumes"]
     jobs = yaml.safe_load((ROOT / "ops/prometheus/prometheus.yaml").read_text())["scrape_configs"]
-    found = {name: job["dns_sd_configs"][0]["port"] for job in jobs for name in job["dns_sd_configs"][0]["names"]}
-    assert found.keys() <= base.keys() and found["api"] == 8000
+    ports_by_name = {
+        name: job["dns_sd_configs"][0]["port"] for job in jobs for name in job["dns_sd_configs"][0]["names"]
+    }
+    assert ports_by_name.keys() <= base.keys() and ports_by_name["api"] == 8000
     for name in ("worker", "worker-gpu"):
-        assert services[name]["environment"]["FURROW_METRICS"] == f"0.0.0.0:{found[name]}"
+        assert services[name]["environment"]["FURROW_METRICS"] == f"0.0.0.0:{ports_by_name[name]}"
 
 
 def test_the_examples_with_vllm_are_valid_as_far_as_can_be_judged() -> None:

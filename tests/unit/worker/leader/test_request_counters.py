@@ -28,10 +28,10 @@ def counted(counters: Counters, one: series.Series) -> tuple[float, float]:
     return sum(counts), pytest.approx(total)
 
 
-def emit(found: RequestCounters, request: RunningRequest, now_ms: int, state: Any = "finished") -> None:
+def emit(request_counters: RequestCounters, request: RunningRequest, now_ms: int, state: Any = "finished") -> None:
     emission = request.emission(state)
     request.emitted(emission)
-    found.accepted([(request, emission)], now_ms)
+    request_counters.accepted([(request, emission)], now_ms)
 
 
 def test_a_whole_answer() -> None:

@@ -263,8 +263,10 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     layout = cache_layout(ours.config, plan, np.dtype(np.float32), "cpu")
     assert cache_sources(ours.config) == cache_sources(config)
     assert [layer.window for layer in layout.layers] == [window_of(theirs, attention) for attention in attentions]
-    kept = [one for one, kind in zip(ours.config.rotated, ours.config.layer_types, strict=True) if attends(kind)]
-    assert kept == [rotates(attention) for attention in attentions]
+    rotated_layers = [
+        one for one, kind in zip(ours.config.rotated, ours.config.layer_types, strict=True) if attends(kind)
+    ]
+    assert rotated_layers == [rotates(attention) for attention in attentions]
     for layer in theirs.model.layers:
         mixture = getattr(layer, "block_sparse_moe", getattr(layer, "mlp", getattr(layer, "mixer", None)))
         if hasattr(mixture, "experts"):
@@ -284,10 +286,10 @@ def shapes(model: Any) -> dict[str, tuple[int, ...]]:
     """The parameters' shapes, by transformers' names."""
     if not isinstance(model, CausalModel):
         return {name: tuple(one.shape) for name, one in model.state_dict().items()}
-    found = {f"{path}.{name}": one.shape for path, part in model.modules() for name, one in part.numbers()}
+    shapes_by_name = {f"{path}.{name}": one.shape for path, part in model.modules() for name, one in part.numbers()}
     for ours, theirs in FAMILIES[model.config.model_type].native_names:
-        found = {name.replace(ours, theirs): shape for name, shape in found.items()}
-    return found
+        shapes_by_name = {name.replace(ours, theirs): shape for name, shape in shapes_by_name.items()}
+    return shapes_by_name
 
 
 def rotary_of(ours: Any, theirs: Any, kind: str) -> bool:

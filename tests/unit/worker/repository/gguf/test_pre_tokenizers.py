@@ -28,5 +28,5 @@ from worker.repository.gguf.tokenizer import PRE_TOKENIZERS
     ],
 )
 def test_a_text_is_cut_into_pieces(name: str, text: str, pieces: list[str]) -> None:
-    found = [text[start:stop] for _, (start, stop) in PRE_TOKENIZERS[name].splitter().pre_tokenize_str(text)]
-    assert found == pieces
+    token_texts = [text[start:stop] for _, (start, stop) in PRE_TOKENIZERS[name].splitter().pre_tokenize_str(text)]
+    assert token_texts == pieces
