@@ -52,8 +52,9 @@ def experts_together(weights: dict[str, Floats]) -> dict[str, Floats]:
     return rearranged
 
 
-def inputs_last(weights: dict[str, Floats]) -> dict[str, Floats]:
-    """The experts of llama4, which are stored together with their inputs first, as three matrices each."""
+def inputs_last(weights: dict[str, Floats], turned: bool = True) -> dict[str, Floats]:
+    """The experts of llama4, which are stored together with their inputs first, as three matrices each; those of
+    gemma4, whose inputs are last, where they are not `turned`."""
     rearranged = dict[str, Floats]()
     for name, values in weights.items():
         stem, _, leaf = name.rpartition(".")
@@ -62,22 +63,24 @@ def inputs_last(weights: dict[str, Floats]) -> dict[str, Floats]:
             continue
         parts = ("gate", "up") if leaf.startswith("gate_up") else ("down",)
         for expert, one in enumerate(values):
-            of_parts = zip(parts, np.split(one.T, len(parts)), strict=True)
+            of_parts = zip(parts, np.split(one.T if turned else one, len(parts)), strict=True)
             rearranged |= {f"{stem}.{expert}.{part}_proj.weight": np.ascontiguousarray(of) for part, of in of_parts}
     return rearranged
 
 
-def inputs_first(weights: dict[str, Floats]) -> dict[str, Floats]:
+def inputs_first(weights: dict[str, Floats], turned: bool = True) -> dict[str, Floats]:
     """The inverse of `inputs_last`."""
     tensors = {name: values for name, values in weights.items() if ".experts." not in name}
     for stem in sorted({name[: name.index(".experts.") + 8] for name in weights.keys() - tensors.keys()}):
         experts = range(sum(name.startswith(f"{stem}.") and ".down_proj." in name for name in weights))
         for leaf, parts in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
-            of_experts = [
-                np.concatenate([weights[f"{stem}.{expert}.{part}_proj.weight"] for part in parts]).T
-                for expert in experts
-            ]
-            tensors[f"{stem}.{leaf}"] = np.ascontiguousarray(np.stack(of_experts))
+            of_experts = np.stack(
+                [
+                    np.concatenate([weights[f"{stem}.{expert}.{part}_proj.weight"] for part in parts])
+                    for expert in experts
+                ]
+            )
+            tensors[f"{stem}.{leaf}"] = np.ascontiguousarray(of_experts.swapaxes(1, 2) if turned else of_experts)
     return tensors
 
 

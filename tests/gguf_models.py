@@ -71,6 +71,9 @@ NAMES = {
     "lm_head.weight": "output.weight",
     "lm_head.bias": "output.bias",
     "model.embedding_norm.weight": "token_embd_norm.weight",
+    "model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
     "model.final_layernorm.weight": "output_norm.weight",
     "model.final_layernorm.bias": "output_norm.bias",
     "backbone.embeddings.weight": "token_embd.weight",
@@ -194,6 +197,18 @@ PARTS_BY_FAMILY["granitemoehybrid"] = PARTS_BY_FAMILY["granitemoe"] | {
     "shared_mlp.up": "ffn_up_shexp",
     "shared_mlp.output_linear": "ffn_down_shexp",
 }
+PARTS_BY_FAMILY["gemma4_text"] = GEMMA_PARTS | {
+    "experts.gate_proj": "ffn_gate_exps",
+    "experts.up_proj": "ffn_up_exps",
+    "experts.down_proj": "ffn_down_exps",
+    "router.proj": "ffn_gate_inp",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+}
 PARTS_BY_FAMILY["llama4_text"] = {
     **PARTS,
     **FEED_FORWARD,
@@ -205,7 +220,14 @@ OFFSET_NORMS = ("gemma", "gemma2", "gemma3_text")
 """Families whose norms lie with one added."""
 PARTS_BY_FAMILY |= dict.fromkeys(HYBRIDS, PARTS | hybrid_layout.PARTS)
 PARTS_BY_FAMILY["qwen3_next"] = PARTS | hybrid_layout.QWEN3_NEXT_PARTS
-WHOLE = {"self_attn.sinks": "attn_sinks.weight", **hybrid_layout.WHOLE, **mamba_layout.WHOLE}
+WHOLE = {
+    "self_attn.sinks": "attn_sinks.weight",
+    "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    **hybrid_layout.WHOLE,
+    **mamba_layout.WHOLE,
+}
 WHOLE |= dict.fromkeys(
     (
         "mlp.gate.e_score_correction_bias",
@@ -258,6 +280,7 @@ ARCHITECTURES = {
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
     "llama4_text": "llama4",
+    "gemma4_text": "gemma4",
     **mamba_layout.ARCHITECTURES,
 }
 
@@ -334,7 +357,9 @@ def make(
     plain = models.make(family, folder, seed, **changes)
     config = json.loads((plain / "config.json").read_text())
     stored_weights = load_file(plain / "model.safetensors")
-    weights = inputs_last(stored_weights) if family == "llama4_text" else experts_apart(stored_weights)
+    turned = family == "llama4_text"
+    stacks = turned or family == "gemma4_text"
+    weights = inputs_last(stored_weights, turned) if stacks else experts_apart(stored_weights)
     weights = hybrid_layout.projections_apart(weights, config)
     if family == "granitemoehybrid":
         weights = mamba_layout.halves_apart(weights)
@@ -363,7 +388,7 @@ def make(
         expert = re.search(r"\.experts\.(\d+)\.", name)
         parts.setdefault(gguf_name(family, name), {})[int(expert[1]) if expert else -1] = one
         numbers[name] = np.ascontiguousarray(_as_transformers(family, name, held, config))
-    numbers = inputs_first(numbers) if family == "llama4_text" else experts_together(numbers)
+    numbers = inputs_first(numbers, turned) if stacks else experts_together(numbers)
     numbers = hybrid_layout.projections_together(numbers, config)
     if family in ("granitemoe", "granitemoehybrid"):
         numbers = mamba_layout.halves_together(stacked_together(numbers))
@@ -371,10 +396,12 @@ def make(
         numbers = heads_together(numbers)
     save_file(numbers, plain / "model.safetensors", {"format": "pt"})
     tensors = {name: _together(several) for name, several in parts.items()}
-    tensors = fused(tensors) if family == "qwen3_next" else tensors
+    tensors = fused(tensors) if family in ("qwen3_next", "gemma4_text") else tensors
     scaling = config.get("rope_parameters", {})
     if scaling.get("rope_type") == "llama3":
         tensors["rope_freqs.weight"] = factors(scaling, config["head_dim"])
+    if family == "gemma4_text":
+        tensors["rope_freqs.weight"] = gemma4_factors(config)
     return write(folder / "model.gguf", metadata(family, config) | _learned(weights), tensors), plain
 
 
@@ -428,7 +455,7 @@ def gguf_name(family: str, name: str) -> str:
     _, _, layer, rest = name.split(".", 3)
     if rest in WHOLE:
         return f"blk.{layer}.{WHOLE[rest]}"
-    stem, _, leaf = re.sub(r"\.experts\.\d+\.", ".experts.", rest).rpartition(".")
+    stem, _, leaf = re.sub(r"\bexperts\.\d+\.", "experts.", rest).rpartition(".")
     return f"blk.{layer}.{PARTS_BY_FAMILY.get(family, PARTS)[stem]}.{leaf}"
 
 
@@ -449,6 +476,45 @@ def _ordered(name: str, values: Floats, config: dict[str, Any]) -> Floats:
     if (heads := _heads(name, config)) is None:
         return values
     return values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+GEMMA4_FULL = "full_attention"
+
+
+def gemma4_factors(config: dict[str, Any]) -> Stored:
+    """The tensor that llama.cpp's converter writes for the layers with full attention: others' frequencies stay."""
+    width = _gemma4_heads(config)["head_dim"]
+    turned = int(width * config["rope_parameters"][GEMMA4_FULL]["partial_rotary_factor"] / 2)
+    factors = [1.0] * turned + [1e30] * (width // 2 - turned)
+    return Stored(0, (width // 2,), np.asarray(factors, np.float32).tobytes())
+
+
+def _gemma4_heads(config: dict[str, Any]) -> dict[str, int]:
+    """Width and number of key-value heads of the layers with full attention."""
+    return next(iter(config["per_layer_config"].values()))
+
+
+def _gemma4(config: dict[str, Any]) -> dict[str, Any]:
+    kinds, shared, inner = config["layer_types"], config["num_kv_shared_layers"], config["intermediate_size"]
+    slides = [kind != GEMMA4_FULL for kind in kinds]
+    full = _gemma4_heads(config)
+    usual = config["num_key_value_heads"]
+    return {
+        "gemma4.attention.head_count_kv": [usual if one else full["num_key_value_heads"] for one in slides],
+        "gemma4.attention.key_length": full["head_dim"],
+        "gemma4.attention.key_length_swa": config["head_dim"],
+        "gemma4.rope.dimension_count": full["head_dim"],
+        "gemma4.rope.freq_base_swa": float(config["rope_parameters"]["sliding_attention"]["rope_theta"]),
+        "gemma4.attention.sliding_window": config["sliding_window"],
+        "gemma4.attention.sliding_window_pattern": struct.pack(f"<IIQ{len(slides)}?", 9, 7, len(slides), *slides),
+        "gemma4.attention.shared_kv_layers": shared,
+        "gemma4.embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "gemma4.feed_forward_length": [inner] * (len(slides) - shared) + [2 * inner] * shared,
+        "gemma4.final_logit_softcapping": float(config["final_logit_softcapping"]),
+        "gemma4.expert_count": config["num_experts"],
+        "gemma4.expert_used_count": config["top_k_experts"],
+        "gemma4.expert_feed_forward_length": config["moe_intermediate_size"],
+    }
 
 
 def factors(scaling: dict[str, Any], width: int) -> Stored:
@@ -534,6 +600,8 @@ def metadata(family: str, config: dict[str, Any]) -> dict[str, Any]:
         fields[f"{name}.embedding_scale"] = float(config["embedding_multiplier"])
         fields[f"{name}.residual_scale"] = float(config["residual_multiplier"])
         fields[f"{name}.logit_scale"] = float(config["logits_scaling"])
+    if family == "gemma4_text":
+        fields |= _gemma4(config)
     if family in EXPERT_COUNTS:
         fields |= _routing(family, name, config)
     if family in ("deepseek_v3", "glm4_moe_lite"):

@@ -129,7 +129,7 @@ SUBJECTS: dict[str, dict[str, str]] = {
             "config_fields files image_part multimodal mxfp4 pooling quant_gate quantization validation"
         ),
         "GGUF files and their tokenizers are chosen, checked and cached": (
-            "damaged gate pre_tokenizers selection tokenizer_cache"
+            "damaged gate gemma4 pre_tokenizers selection tokenizer_cache"
         ),
         "A model's files are found, downloaded and named": (
             "assets download_progress external fingerprint kinds local_models packaged source"

@@ -12,6 +12,9 @@ from typing import Any, Protocol
 
 from control.errors import ModelFilesError
 
+FACTORS = "rope_freqs.weight"
+"""By how much each frequency of rotary embeddings is divided."""
+
 OUTER_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 LAYER_NAMES = {
     "input_layernorm": "attn_norm",
@@ -88,6 +91,8 @@ class Metadata(Protocol):
     def real(self, key: str, default: Any = ...) -> Any: ...
     def flag(self, key: str, default: bool) -> bool: ...
     def array(self, key: str) -> Any: ...
+    def numbers(self, key: str, default: int) -> list[int]: ...
+    def factors(self, width: int) -> tuple[float, ...]: ...
     def wrong(self, key: str, value: Any, needed: str) -> ModelFilesError: ...
 
 
@@ -110,6 +115,9 @@ class Gguf:
     lower half of their rows."""
     partial: bool = False
     """True if only a part of each head may be turned by its position."""
+    layers_differ: bool = False
+    """True if layers may differ in the width and number of heads and of feed-forward networks: `config` reads lists of
+    them, and the factors of frequencies; what all types have is that of the first layer."""
     when: Callable[[Metadata], bool] | None = None
     """True for a file with a model of the type, where others have the architecture too; None: of what is left."""
     yarn_logarithm: bool = False

@@ -16,7 +16,7 @@ from typing import Any
 
 from control.errors import ModelFilesAway, ModelFilesError, UnsupportedArchitecture
 from worker.families.family import Family
-from worker.families.gguf import Gguf
+from worker.families.gguf import FACTORS, Gguf
 from worker.families.registry import GGUF_ARCHITECTURES
 from worker.weights.formats import REFUSED_TYPES, TENSOR_TYPES, StoredTensor, TensorType, check_apart
 
@@ -355,6 +355,15 @@ class GgufModel:
         if not isinstance(value, Array):
             raise self.wrong(key, value, "a list is needed")
         return value
+
+    def factors(self, width: int) -> tuple[float, ...]:
+        """By how much each frequency of heads that are `width` wide is divided. Raises ModelFilesError."""
+        stored = self.tensors.get(FACTORS)
+        if stored is None or stored.type.name != "f32" or stored.shape != (width // 2,):
+            raise self.wrong(FACTORS, stored and (stored.type.name, stored.shape), f"{width // 2} of F32 are needed")
+        with stored.path.open("rb") as file:
+            file.seek(stored.start)
+            return struct.unpack(f"<{width // 2}f", file.read(stored.bytes))
 
     def wrong(self, key: str, value: Any, needed: str) -> ModelFilesError:
         shown = "a list" if isinstance(value, Array) else repr(value)[:60]

@@ -6,11 +6,10 @@ Keys are llama.cpp's (github.com/ggml-org/llama.cpp, gguf-py/gguf/constants.py).
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
-from control.errors import ModelFilesError, UnsupportedArchitecture
-from worker.families.gguf import Gguf
+from control.errors import UnsupportedArchitecture
+from worker.families.gguf import FACTORS, Gguf
 from worker.weights.gguf import Array, GgufModel, architecture_of
 
 
@@ -33,10 +32,10 @@ def configuration(model: GgufModel) -> dict[str, Any]:
     common = {
         "model_type": family.model_type,
         "hidden_size": hidden,
-        "intermediate_size": _feed_forward_length(model),
+        "intermediate_size": _feed_forward_length(model, kind),
         "num_hidden_layers": model.whole(f"{name}.block_count") - prediction_layers(model),
         "num_attention_heads": heads,
-        "num_key_value_heads": _key_value_heads(model, heads),
+        "num_key_value_heads": _key_value_heads(model, heads, kind),
         "head_dim": width,
         "rms_norm_eps": _epsilon(model, family.norm_kind == "rms"),
         "max_position_embeddings": model.whole(f"{name}.context_length"),
@@ -58,9 +57,11 @@ def _epsilon(model: GgufModel, is_rms: bool) -> float:
     return model.real(named if named in model.fields or not is_rms else f"{prefix}epsilon")
 
 
-def _key_value_heads(model: GgufModel, heads: int) -> int:
+def _key_value_heads(model: GgufModel, heads: int, kind: Gguf) -> int:
     """Those of the layers that attend; recurrent ones have 0 of them in a list."""
     key = f"{model.architecture}.attention.head_count_kv"
+    if kind.layers_differ:
+        return model.numbers(key, heads)[0]
     if architecture_of(model)[0].recurrent is None or not isinstance(model.fields.get(key), Array):
         return model.whole(key, heads)
     different = set(model.array(key).numbers()) - {0}
@@ -78,9 +79,11 @@ def prediction_layers(model: GgufModel) -> int:
     return count
 
 
-def _feed_forward_length(model: GgufModel) -> int:
+def _feed_forward_length(model: GgufModel, kind: Gguf) -> int:
     """The width of a feed-forward network; of experts where there is no other."""
     key = f"{model.architecture}.feed_forward_length"
+    if kind.layers_differ and key in model.fields:
+        return model.numbers(key, 0)[0]
     of_experts = f"{model.architecture}.expert_feed_forward_length"
     if isinstance(model.fields.get(key), Array):  # 0 for layers without
         widths = set(model.numbers(key, 0)) - {0}
@@ -91,7 +94,6 @@ def _feed_forward_length(model: GgufModel) -> int:
     return model.whole(key if key in model.fields or of_experts not in model.fields else of_experts)
 
 
-FACTORS = "rope_freqs.weight"
 # The frequency factors of all models with Llama 3's embedding. A file has what follows from them and the length.
 LOW = 1.0
 HIGH = 4.0
@@ -108,7 +110,7 @@ def _rotary_parameters(model: GgufModel, width: int, kind: Gguf) -> dict[str, An
     transformers', ModelFilesError for a damaged one."""
     name = model.architecture
     base = {"rope_theta": model.real(f"{name}.rope.freq_base", _DEFAULT_THETA)}
-    if FACTORS in model.tensors:
+    if FACTORS in model.tensors and not kind.layers_differ:
         return base | _llama3(model, base["rope_theta"], width)
     scaling = model.text(f"{name}.rope.scaling.type", "none")
     if scaling == "none" and f"{name}.rope.scale_linear" in model.fields:  # files from before there were types
@@ -133,11 +135,7 @@ def _rotary_parameters(model: GgufModel, width: int, kind: Gguf) -> dict[str, An
 def _llama3(model: GgufModel, theta: float, width: int) -> dict[str, Any]:
     """The factors' largest is the scaling's; the others must follow from it and from one length."""
     stored = model.tensors[FACTORS]
-    if stored.type.name != "f32" or stored.shape != (width // 2,):
-        raise ModelFilesError(f"{stored.path}: {FACTORS} is {stored.type.name} of shape {stored.shape}.")
-    with stored.path.open("rb") as file:
-        file.seek(stored.start)
-        factors = struct.unpack(f"<{width // 2}f", file.read(stored.bytes))
+    factors = model.factors(width)
     factor = max(factors)
     periods = [theta ** (2 * index / width) for index in range(width // 2)]
     original, high = _original_length(factors, periods, factor), HIGH

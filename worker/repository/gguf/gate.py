@@ -8,7 +8,7 @@ from typing import Any
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from control.messages import ModelSpec
 from worker.families.family import Family
-from worker.families.gguf import KEYS_OF_HEADS, RATES, VALUES_OF_HEADS, Gguf, fused_name
+from worker.families.gguf import FACTORS, KEYS_OF_HEADS, RATES, VALUES_OF_HEADS, Gguf, fused_name
 from worker.families.recurrence import (
     FEED_FORWARD_ALONE,
     FULL,
@@ -22,7 +22,7 @@ from worker.families.recurrence import (
 )
 from worker.native.host import check_host
 from worker.repository.config_fields import fields_of
-from worker.repository.gguf.configuration import FACTORS, prediction_layers
+from worker.repository.gguf.configuration import prediction_layers
 from worker.repository.gguf.description import check_described
 from worker.weights.formats import StoredTensor
 from worker.weights.gguf import FEED_FORWARD, GgufModel, architecture_of
@@ -64,6 +64,9 @@ def check_tensors(model: GgufModel, config: dict[str, Any]) -> None:
         seen.add(name)
     first = config["num_hidden_layers"]
     unread = tuple(f"blk.{layer}." for layer in range(first, first + prediction_layers(model)))
+    # Files may have keys and values of layers that attend to those of earlier ones.
+    shared = range(first - (config.get("num_kv_shared_layers") or 0), first)
+    unread += tuple(f"blk.{layer}.attn_{name}" for layer in shared for name in ("k.", "v.", "k_norm."))
     if strange := sorted(name for name in set(model.tensors) - seen if not name.startswith(unread)):
         raise UnsupportedArchitecture(
             f"{model.files[0]}: {model.architecture} with the tensors {', '.join(strange[:6])} is not supported."
@@ -131,6 +134,8 @@ def _expected(
     if family.biased:
         yield "output.bias", (vocabulary,)
     fields = fields_of(config, family)
+    yield from _layer_input_shapes(kind, config, hidden)
+    heads = [{}] * config["num_hidden_layers"] if family.heads_by_layer is None else family.heads_by_layer(config)
     recurrence = None if family.recurrent is None else family.recurrent(config)
     for layer in range(config["num_hidden_layers"]):
         sparse = family.has_experts(config) and family.experts is not None and family.experts.layers(fields, layer)
@@ -140,10 +145,25 @@ def _expected(
         if recurrence is not None and recurs(kind_of_layer):
             of_layer |= _recurrent_shapes(config, recurrence)
         if attends(kind_of_layer):
-            of_layer |= _attention_shapes(config, family, fields)
+            of_layer |= _attention_shapes({**config, **heads[layer]}, family, fields)
+            for name in _keys_of_others(config, family, fields, layer):
+                of_layer.pop(f"self_attn.{name}.weight", None)
         if FEED_FORWARD_ALONE not in kinds or kind_of_layer == FEED_FORWARD_ALONE:
             of_layer |= _feed_forward_shapes(config, family, fields, hidden, sparse)
+        if sparse and family.experts is not None and family.experts.beside is not None:
+            of_layer |= _shapes_beside(config, family, fields, hidden)
+        if fields.get("use_double_wide_mlp") and _shares_keys(config, layer):
+            wide = {f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
+            of_layer |= {name: tuple(2 * one if one != hidden else one for one in of_layer[name]) for name in wide}
         of_layer |= _norm_shapes(family, hidden)
+        if width := fields.get("hidden_size_per_layer_input"):
+            of_layer |= {
+                "per_layer_input_gate.weight": (width, hidden),
+                "per_layer_projection.weight": (hidden, width),
+                "post_per_layer_input_norm.weight": (hidden,),
+            }
+        if family.layer_scales:
+            of_layer["layer_scalar"] = (1,)
         for inner, shape in of_layer.items():
             own = _own_name(family, f"model.layers.{layer}.{inner}")
             for half in kind.halves.get(own.removeprefix(f"model.layers.{layer}."), ()):
@@ -154,6 +174,48 @@ def _expected(
                 # The gate of a shared expert may be stored as a matrix of one row.
                 flat = inner == _SHARED_GATE and stored is not None and len(stored.shape) == 1
                 yield _held(name, shape[1:] if flat else shape, model)
+
+
+def _shares_keys(config: dict[str, Any], layer: int) -> bool:
+    """True for a layer that attends to keys and values of an earlier one."""
+    return layer >= config["num_hidden_layers"] - (config.get("num_kv_shared_layers") or 0)
+
+
+def _keys_of_others(config: dict[str, Any], family: Family, fields: dict[str, Any], layer: int) -> tuple[str, ...]:
+    """What a layer's attention lacks: keys and values that an earlier layer has, or values that are its keys."""
+    if _shares_keys(config, layer):
+        return "k_proj", "v_proj", "k_norm"
+    kinds = [] if family.layer_kinds is None else family.layer_kinds(config)
+    return ("v_proj",) if kinds and family.keys_are_values(fields, kinds[layer]) else ()
+
+
+def _layer_input_shapes(kind: Gguf, config: dict[str, Any], hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors of the layers' own inputs that are in no layer."""
+    width = config.get("hidden_size_per_layer_input")
+    if width:
+        every = config["num_hidden_layers"] * width
+        shapes = {
+            "embed_tokens_per_layer": (config["vocab_size_per_layer_input"], every),
+            "per_layer_model_projection": (every, hidden),
+            "per_layer_projection_norm": (width,),
+        }
+        yield from ((kind.stored_name(f"model.{name}.weight") or "", shape) for name, shape in shapes.items())
+
+
+def _shapes_beside(
+    config: dict[str, Any], family: Family, fields: dict[str, Any], hidden: int
+) -> dict[str, tuple[int, ...]]:
+    """Of a layer whose experts are beside a feed-forward network: that network, and the router and norms of experts."""
+    assert family.experts is not None and family.experts.beside is not None
+    count = fields[family.experts.count]
+    router = family.experts.router
+    return {
+        **_feed_forward_shapes(config, family, fields, hidden, sparse=False),
+        **{f"{name}.weight": (hidden,) for name in family.experts.beside},
+        f"{router}.proj.weight": (count, hidden),
+        f"{router}.scale": (hidden,),
+        f"{router}.per_expert_scale": (count,),
+    }
 
 
 def _own_name(family: Family, name: str) -> str:

@@ -173,7 +173,7 @@ def refusal(model: GgufModel) -> str | None:
     if kind == "none":
         return f"{file} has no tokenizer."
     if kind not in _MAKERS:
-        return f"{file}: tokenizer.ggml.model is {kind[:40]!r}; {' and '.join(_MAKERS)} are read."
+        return f"{file}: tokenizer.ggml.model is {kind[:40]!r}; read are {', '.join(_MAKERS)}."
     pre = model.text("tokenizer.ggml.pre", "")
     if kind == "gpt2" and pre not in PRE_TOKENIZERS:
         served = ", ".join(sorted(PRE_TOKENIZERS))
@@ -237,17 +237,25 @@ def _byte_level(vocabulary: Vocabulary, special: dict[str, int]) -> tuple[Tokeni
 
 def _sentencepiece(vocabulary: Vocabulary, special: dict[str, int]) -> tuple[Tokenizer, bool]:
     """SentencePiece's BPE, whose merges follow from the scores; unknown characters become bytes."""
+    return _merged(vocabulary, special, _merges(vocabulary))
+
+
+def _merged(vocabulary: Vocabulary, special: dict[str, int], merges: list[tuple[str, str]]) -> tuple[Tokenizer, bool]:
     unknown = vocabulary.texts[special["unk_token"]] if "unk_token" in special else None
     bytes_too = "<0x00>" in vocabulary.ids
-    tokenizer = Tokenizer(
-        models.BPE(vocabulary.ids, _merges(vocabulary), unk_token=unknown, fuse_unk=True, byte_fallback=bytes_too)
-    )
+    tokenizer = Tokenizer(models.BPE(vocabulary.ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=bytes_too))
     spaced = vocabulary.model.flag("tokenizer.ggml.add_space_prefix", True)
     replaced = normalizers.Replace(" ", SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replaced]) if spaced else replaced
     steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if spaced else []))
     return tokenizer, True
+
+
+def _listed_sentencepiece(vocabulary: Vocabulary, special: dict[str, int]) -> tuple[Tokenizer, bool]:
+    """The same of a file that lists its merges."""
+    pairs = (one.partition(" ") for one in vocabulary.model.array("tokenizer.ggml.merges").texts())
+    return _merged(vocabulary, special, [(left, right) for left, _, right in pairs])
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
@@ -272,6 +280,7 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 _MAKERS: dict[str, Callable[[Vocabulary, dict[str, int]], tuple[Tokenizer, bool]]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
+    "gemma4": _listed_sentencepiece,
 }
 
 

@@ -30,16 +30,18 @@ REPLACED = {
     "ernie4_5": 3 * 3 + 1,
     "gemma": 3 * 3 + 1,
     "gemma2": 3 * 5 + 1,
+    "gemma3n_text": 5 * 8 + 3 + 1 + 1 + 2,
     "gemma4_text": 5 * (5 + 5) + 3 + 1 + 1,
     "glm4_moe": 3 * 5 + 1,
     "gpt_oss": 3 * 2 + 1,
     "granite": 3 * 3 + 1,
     "llama": 3 * 3 + 1,
+    "mimo_v2_flash": 3 * 2 + 1 + 1,
     "qwen3": 3 * 5 + 1,
     "starcoder2": 0,
 }
 """Of three layers: norms and feed-forward. cohere2 and starcoder2 have layer norms, starcoder2 no gate, gpt_oss experts
-alone; two of glm4_moe's feed-forwards are shared experts."""
+alone; two of glm4_moe's feed-forwards are shared experts, and three of gemma3n's clear most of their gates."""
 
 
 @pytest.mark.parametrize("family", sorted(REPLACED))

@@ -135,6 +135,7 @@ MODELS: dict[str, tuple[list[str], dict[str, object]]] = {
         },
     ),
     "apertus": (["q8_0", "q5_0"], {}),
+    "gemma4_text": (["q8_0", "q4_0"], {"moe_intermediate_size": 96, "hidden_size_per_layer_input": 32}),
     "lfm2": (["q8_0", "q4_0"], {"conv_bias": False, "block_auto_adjust_ff_dim": False}),
     "lfm2_moe": (
         ["q8_0", "q5_0"],

@@ -66,7 +66,7 @@ def fuse(model: Any) -> int:
         fused = None
         if norms and kind.endswith("RMSNorm") and hasattr(module, "weight"):
             fused = FusedNorm(module, family.norm_offset)
-        elif gates and kind.endswith("MLP") and hasattr(module, "gate_proj") and activation is not None:
+        elif gates and activation is not None and _is_gated(module):
             fused = FusedFeedForward(module, activation)
         if fused is not None:
             parent, _, leaf = name.rpartition(".")
@@ -75,6 +75,13 @@ def fuse(model: Any) -> int:
     if not family.rope_neighbours and not family.rotates_apart and switches.reason_off("triton.rotary") is None:
         _fuse_rotary(sys.modules[type(model).__module__], frozenset({"cuda"}) | {model.device.type})
     return replaced
+
+
+def _is_gated(module: Any) -> bool:
+    """True of a feed-forward network with a gate that is nothing but its activation; gemma3n has layers that clear most
+    of the gate's outputs before."""
+    is_network = type(module).__name__.endswith("MLP") and hasattr(module, "gate_proj")
+    return is_network and not getattr(module, "activation_sparsity", 0.0)
 
 
 def _fuse_rotary(modelling: Any, devices: frozenset[str]) -> None:

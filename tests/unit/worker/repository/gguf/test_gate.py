@@ -137,7 +137,7 @@ def test_metadata_that_can_not_be_served_is_refused(tmp_path: Path, changes: dic
         ),
         ({}, {"output_norm.weight": matrix("q8_0", 2, 32)}, r"output_norm\.weight has the shape"),
         ({"tokenizer.ggml.pre": "brand-new"}, {}, "'brand-new', an unknown pre-tokenizer. Known: .*llama-bpe"),
-        ({"tokenizer.ggml.model": "t5"}, {}, "'t5'; gpt2 and llama are read"),
+        ({"tokenizer.ggml.model": "t5"}, {}, "'t5'; read are gpt2, llama, gemma4"),
     ],
 )
 def test_tensors_and_tokenizer_are_checked(
