@@ -69,7 +69,7 @@ SUBJECTS: dict[str, dict[str, str]] = {
             "background_call exchange group scripted_leader serving"
         ),
         "Tenants share a leader; slow steps harm nobody": "chunk_size kv_share shares slow",
-        "Guesses, prefixes, grammars and scores change no answer": "lookup prefix_reuse scoring structured",
+        "A leader's guesses, prefixes, grammars and scores change no answer": "lookup prefix_reuse scoring structured",
         "A leader publishes its backend and counts each request once": "backends request_counters",
     },
     "worker/agent": {
@@ -137,7 +137,7 @@ SUBJECTS: dict[str, dict[str, str]] = {
     },
     "worker/kv": {
         "Attention over slabs and pages equals the formula": "pages paged_kernels slabs stores",
-        "Triton kernels compile and equal transformers' code": "compilation fused_kernels",
+        "Attention's Triton kernels compile and equal transformers' code": "compilation fused_kernels",
     },
     "worker/weights": {
         "Tensors are read, dequantized and cut among ranks": "checkpoint dequantize header quantized_layouts sharding",
@@ -164,7 +164,7 @@ SUBJECTS: dict[str, dict[str, str]] = {
             "embeddings images openai_client paths refusals response_socket responses sdk_types shared_reads"
         ),
         "Routes of Anthropic's API answer its client": "context_edits message_parts messages",
-        "Tools, reasoning and sealed items of agents": "agent_tools items sealed_items",
+        "Agents send tools, reasoning and encrypted items to the routes": "agent_tools items sealed_items",
         "Routes and fields of vLLM, llama.cpp and Ollama": ("infill llama_cpp neighbours ollama ollama_models tokens"),
         "Operators' routes do what `furrow` does": "backends farm_requests farm_routes",
         "The OpenAPI document and the snippets of the pages are true": (
@@ -179,7 +179,7 @@ SUBJECTS: dict[str, dict[str, str]] = {
         "The console's chat": "chat_kept chat_page chat_text",
     },
     "api/background": {
-        "Requests and responses outlive their API process": "api_death completion response_quota response_survival",
+        "Background tasks finish requests and responses whose API process ended": "api_death completion response_quota response_survival",
         "Pages share reads, snapshots and samples of the farm": "farm_events plot_history shared_reads",
     },
     "api/generation": {
@@ -249,7 +249,7 @@ SUBJECTS: dict[str, dict[str, str]] = {
             "ask control_benchmark fanout hostile_benchmark hostile_rows load memory_benchmark random_farms "
             "ranks_benchmark scale_benchmark scenarios"
         ),
-        "Stamps become figures beside limits and machine": (
+        "Benchmarks print figures beside their limits and the machine": (
             "figures house machine phases program segments startup summary"
         ),
     },
