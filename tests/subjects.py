@@ -179,7 +179,9 @@ SUBJECTS: dict[str, dict[str, str]] = {
         "The console's chat": "chat_kept chat_page chat_text",
     },
     "api/background": {
-        "Background tasks finish requests and responses whose API process ended": "api_death completion response_quota response_survival",
+        "Background tasks finish requests and responses whose API process ended": (
+            "api_death completion response_quota response_survival"
+        ),
         "Pages share reads, snapshots and samples of the farm": "farm_events plot_history shared_reads",
     },
     "api/generation": {
