@@ -65,7 +65,7 @@ def check_tensors(model: GgufModel, config: dict[str, Any]) -> None:
     first = config["num_hidden_layers"]
     unread = tuple(f"blk.{layer}." for layer in range(first, first + prediction_layers(model)))
     # Files may have keys and values of layers that attend to those of earlier ones.
-    shared = range(first - (config.get("num_kv_shared_layers") or 0), first)
+    shared = range(max(0, first - (config.get("num_kv_shared_layers") or 0)), first)
     unread += tuple(f"blk.{layer}.attn_{name}" for layer in shared for name in ("k.", "v.", "k_norm."))
     if strange := sorted(name for name in set(model.tensors) - seen if not name.startswith(unread)):
         raise UnsupportedArchitecture(
@@ -135,7 +135,7 @@ def _expected(
         yield "output.bias", (vocabulary,)
     fields = fields_of(config, family)
     yield from _layer_input_shapes(kind, config, hidden)
-    heads = [{}] * config["num_hidden_layers"] if family.heads_by_layer is None else family.heads_by_layer(config)
+    heads = None if family.heads_by_layer is None else family.heads_by_layer(config)
     recurrence = None if family.recurrent is None else family.recurrent(config)
     for layer in range(config["num_hidden_layers"]):
         sparse = family.has_experts(config) and family.experts is not None and family.experts.layers(fields, layer)
@@ -145,7 +145,7 @@ def _expected(
         if recurrence is not None and recurs(kind_of_layer):
             of_layer |= _recurrent_shapes(config, recurrence)
         if attends(kind_of_layer):
-            of_layer |= _attention_shapes({**config, **heads[layer]}, family, fields)
+            of_layer |= _attention_shapes(config if heads is None else {**config, **heads[layer]}, family, fields)
             for name in _keys_of_others(config, family, fields, layer):
                 of_layer.pop(f"self_attn.{name}.weight", None)
         if FEED_FORWARD_ALONE not in kinds or kind_of_layer == FEED_FORWARD_ALONE:
