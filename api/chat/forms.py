@@ -31,7 +31,7 @@ class Forms:
     own: Any = None
     """The response template of a model that has its own."""
     accepted: dict[str, int] = field(default_factory=dict[str, int], compare=False)
-    """The version that the chat template took last, by the kind of conversation (`api.chat.conversation.versions`)."""
+    """The version that the chat template took last, by the kind of conversation (`api.chat.conversation._versions`)."""
 
     @property
     def writes_text(self) -> bool:

@@ -618,6 +618,7 @@ class Feeds:
 
     def replace_last(self, rid: str) -> Feed:
         """Follow `rid`, which was joined by its Idempotency-Key, in place of the last member."""
+        self._release(self.members[-1])
         self._follower.close(self.members.pop())
         if not self.members:
             self.rid = rid
@@ -736,7 +737,12 @@ class Feeds:
         """Stop following all members, as `Follower.leave`. Returns at once."""
         self._disarm()
         for feed in self.members:
+            self._release(feed)
             self._follower.leave(feed, delivered_ms, grace_ms)
+
+    def _release(self, feed: Feed) -> None:
+        """End the cycle of references, or the memory of prompt and tokens waits for the garbage collector."""
+        feed.on_entries = feed.wake.set
 
     def _ring(self) -> None:
         self._alarm = None

@@ -468,7 +468,7 @@ async def _tokens(session: Session) -> AsyncGenerator[bytes]:
         feeds.watch_place()
     if prelude := renderer.prelude():
         yield prelude
-    while not renderer.finished:
+    while not renderer.finished or (direct is not None and direct.failure is not None):
         feeds.wake.clear()
         session.check_present()
         session.check_interrupted()

@@ -127,7 +127,7 @@ class Routing:
         return bool(self._waiting)
 
     def batches(self) -> list[Batch]:
-        """The commands to send now, for each node in their order. Call it with a table that is not stale."""
+        """The commands to send now, for each node in their order."""
         batches: dict[tuple[Address, bool], list[int]] = {}
         for index, target in self._waiting.items():
             place = target or self._place(index)
@@ -285,10 +285,11 @@ def learning(shards: Shards) -> Exchange[None]:
 
 
 def exchanging(shards: Shards, commands: Sequence[Command]) -> Exchange[list[Any]]:
-    """The replies in order, after all redirections; an exception in the place of each command that failed."""
+    """The replies in order, after all redirections; an exception in the place of each command that failed. The table is
+    read at the begin alone: a node that has not heard of a move yet must not undo what a redirection said."""
     routing = Routing(shards, commands)
+    yield from learning(shards)
     while routing.waiting:
-        yield from learning(shards)
         batches = routing.batches()
         outcomes = yield [Sending(batch.place, list(routing.packed(batch))) for batch in batches]
         for batch, outcome in zip(batches, outcomes, strict=True):

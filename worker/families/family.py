@@ -273,6 +273,8 @@ class Family:
     heads_by_layer: Callable[[dict[str, Any]], list[dict[str, int]]] | None = None
     """For each layer the fields `head_dim` and `num_key_value_heads` where they differ from the model's; None for a
     type whose layers are alike."""
+    lists_heads: bool = False
+    """config.json may have those fields by layer, as `per_layer_config`."""
 
     bidirectional_images: str | None = None
     """The `use_bidirectional_attention` by which only the tokens of an image attend to later ones."""

@@ -152,6 +152,7 @@ FAMILIES = [
         scaled_embedding=True,
         layer_scales=True,
         layer_kinds=layer_kinds,
+        lists_heads=True,
         rope_by_kind={FULL: None, SLIDING: None},
         rotates_apart=True,
         rope_types=BATCHABLE_ROPE | {"proportional"},

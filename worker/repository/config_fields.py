@@ -18,6 +18,7 @@ LARGEST = 2**31 - 1
 
 LIMITS = {"num_hidden_layers": 4096, "num_attention_heads": 65536, "num_key_value_heads": 65536}
 
+ACTIVATIONS = {"hidden_act", "hidden_activation", "mlp_hidden_act"}
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings")
 SIZES = {
     *("num_key_value_heads", "head_dim", "num_global_key_value_heads", "global_head_dim", "rotary_dim"),
@@ -89,6 +90,9 @@ def check(config: dict[str, Any], family: Family) -> None:
     for name in NEEDED:
         number(config, name)
     present = {name: config[name] for name in config if config[name] is not None}
+    for name in ACTIVATIONS & present.keys():
+        if not isinstance(present[name], str):
+            raise _wrong(name, present[name], "a text")
     for name, value in {**present, **fields_of(config, family)}.items():
         _check_value(name, one_for_all(name, value, family), family)
     ids = config.get("vocab_size_per_layer_input")
@@ -100,7 +104,7 @@ def check(config: dict[str, Any], family: Family) -> None:
     ):
         raise _wrong("vocab_size_per_layer_input", ids, f"at least vocab_size = {config['vocab_size']}")
     if family.recurrent is None:  # families/recurrence.py checks the layers of those
-        _check_layers(config, CHUNKED if "attention_chunk_size" in family.fields else SLIDING)
+        _check_layers(config, family)
     rotated = config.get("no_rope_layers")
     layers = config["num_hidden_layers"]
     if "no_rope_layers" in family.fields and rotated is not None and len(rotated) < layers:
@@ -153,10 +157,13 @@ def token_ids(source: dict[str, Any], name: str) -> list[int] | None:
     return values
 
 
-def _check_layers(config: dict[str, Any], narrow: str) -> None:
-    """Each layer has a kind that is known, full attention or the kind `narrow`, and a window where it needs one."""
+def _check_layers(config: dict[str, Any], family: Family) -> None:
+    """Each layer has a kind that is known, full attention or another one, and a window where it needs one."""
+    narrow = CHUNKED if "attention_chunk_size" in family.fields else SLIDING
     kinds = config.get("layer_types")
     layers = config["num_hidden_layers"]
+    if kinds is None and family.layer_kinds is not None and narrow == SLIDING:
+        kinds = family.layer_kinds(config)
     if kinds is None:
         return
     if not isinstance(kinds, list) or len(cast(list[Any], kinds)) != layers:
@@ -173,7 +180,7 @@ def _check_layers(config: dict[str, Any], narrow: str) -> None:
 
 def _check_heads_by_layer(config: dict[str, Any], family: Family) -> None:
     by_layer = config.get("per_layer_config")
-    if family.heads_by_layer is None:
+    if not family.lists_heads:
         if by_layer is not None:
             raise UnsupportedArchitecture(
                 f"config.json has per_layer_config = {_shown(by_layer)}, which model type "
@@ -285,8 +292,26 @@ def _check_rope(config: dict[str, Any], family: Family) -> None:
         if not isinstance(rope, dict):
             raise _wrong(name, rope, "an object")
         whole = cast(dict[str, Any], rope)
+        if family.rope_by_kind:
+            _check_rope_by_kind(name, whole, family)
         for one in [whole, *(cast(dict[str, Any], value) for value in whole.values() if isinstance(value, dict))]:
             _check_rotary(name, one, family)
+
+
+def _check_rope_by_kind(name: str, rope: dict[str, Any], family: Family) -> None:
+    """Parameters of kinds of layers are objects. A type whose thetas have no fields of their own has them there."""
+    listed = {kind: rope[kind] for kind in family.rope_by_kind if rope.get(kind) is not None}
+    for kind, one in listed.items():
+        if not isinstance(one, dict):
+            raise _wrong(f"{name}.{kind}", one, "an object")
+    if any(family.rope_by_kind.values()):
+        return
+    if name == "rope_scaling" or not listed:
+        kinds = " and ".join(sorted(family.rope_by_kind))
+        raise _wrong(name, rope, f"rope_parameters of the kinds {kinds} of layers")
+    for kind, one in listed.items():
+        if cast(dict[str, Any], one).get("rope_theta") is None:
+            raise _wrong(f"{name}.{kind}", one, "an object with rope_theta")
 
 
 def _check_rotary(name: str, rope: dict[str, Any], family: Family) -> None:
@@ -302,9 +327,14 @@ def _check_rotary(name: str, rope: dict[str, Any], family: Family) -> None:
         raise UnsupportedArchitecture(
             f"Rotary embedding '{kind}' {reason}. Use a checkpoint with {', '.join(sorted(family.rope_types))}."
         )
-    for field in ("factor", "alpha", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+    for field in (
+        *("factor", "alpha", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"),
+        *("low_freq_factor", "high_freq_factor"),
+    ):
         if (value := rope.get(field)) is not None:
             _check_positive(f"{name}.{field}", value)
+    if kind == "yarn" and rope.get("rope_theta") == 1:
+        raise _wrong(f"{name}.rope_theta", 1, "a number other than 1")
 
 
 def _check_positive(name: str, value: object) -> None:

@@ -363,7 +363,10 @@ class GgufModel:
             raise self.wrong(FACTORS, stored and (stored.type.name, stored.shape), f"{width // 2} of F32 are needed")
         with stored.path.open("rb") as file:
             file.seek(stored.start)
-            return struct.unpack(f"<{width // 2}f", file.read(stored.bytes))
+            factors = struct.unpack(f"<{width // 2}f", file.read(stored.bytes))
+        if not all(0 < one < math.inf for one in factors):
+            raise self.wrong(FACTORS, factors[:8], "finite numbers above 0 are needed")
+        return factors
 
     def wrong(self, key: str, value: Any, needed: str) -> ModelFilesError:
         shown = "a list" if isinstance(value, Array) else repr(value)[:60]

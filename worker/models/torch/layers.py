@@ -553,12 +553,14 @@ def sparse_gates(model: nn.Module, link: Link) -> None:
 
 
 def _above_border(deviations: float, link: Link, inputs: Tensor) -> Tensor:
-    """inputs (…, width / ranks) → what lies above mean + `deviations` · deviation of all ranks' row, less that."""
+    """inputs (…, width / ranks) → what lies above mean + `deviations` · deviation of all ranks' row, less that. Sums
+    are of float32 at least: in float16 those of squares overflow."""
     collective = link.collective
-    width = collective.all_reduce(inputs.new_full((1,), inputs.shape[-1]))
-    mean = collective.all_reduce(inputs.sum(-1, keepdim=True)) / width
-    squares = collective.all_reduce((inputs - mean).square().sum(-1, keepdim=True))
-    return functional.relu(inputs - (mean + (squares / width).sqrt() * deviations))
+    wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+    width = collective.all_reduce(wide.new_full((1,), wide.shape[-1]))
+    mean = collective.all_reduce(wide.sum(-1, keepdim=True)) / width
+    squares = collective.all_reduce((wide - mean).square().sum(-1, keepdim=True))
+    return functional.relu(inputs - (mean + (squares / width).sqrt() * deviations).to(inputs.dtype))
 
 
 def split_layers(model: nn.Module, plan: ShardPlan, link: Link) -> None:

@@ -378,7 +378,10 @@ class Step {
 
   // Sums `values` over the ranks.
   void reduce(Hand& hand, float* values, int64_t count) {
-    if (batch_.reduce) hand.each(1, 1, [&](int64_t, int64_t) { failure_ = batch_.reduce(batch_.group, values, count); });
+    if (!batch_.reduce) return;
+    hand.each(1, 1, [&](int64_t, int64_t) {  // after a failure the ranks are in different places
+      if (!failure_) failure_ = batch_.reduce(batch_.group, values, count);
+    });
   }
 
   // Adds what the layer has for the marked tokens to their hidden rows.
@@ -525,7 +528,7 @@ class Step {
 
   // Sums `count` numbers of each token over the ranks.
   void sum_squares(Hand& hand, int64_t count) {
-    hand.each(1, 1, [&](int64_t, int64_t) { failure_ = batch_.reduce(batch_.group, scratch_.squares, count * batch_.tokens); });
+    reduce(hand, scratch_.squares, count * batch_.tokens);
   }
 
   Task task(const Layer& layer, const Piece& piece, int64_t shared) const {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -163,6 +165,39 @@ async def test_a_stream_that_fails_ends_with_its_error_alone(follower: Follower)
     await broken.reading
     assert b'"error"' in broken.text and b"[DONE]" in broken.text
     assert whole.ways == ["task", "direct"] and not whole.reading.done()
+
+
+async def test_a_last_token_that_fails_is_no_silent_end(follower: Follower) -> None:
+    """The answer has ended by then, and the client learns of the error all the same."""
+    [one] = await begun(follower, "a")
+
+    def fail(*_: Any) -> bytes:
+        raise ValueError("unrenderable")
+
+    one.renderer._writer.finish = fail  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
+    say(follower, 2, one, finish="length")
+    await one.reading
+    assert b'"error"' in one.text and b"[DONE]" in one.text
+
+
+async def test_the_end_of_a_stream_frees_its_memory(follower: Follower) -> None:
+    """Prompt and tokens don't wait for the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        [one] = await begun(follower, "a")
+        say(follower, 2, one)
+        await turn()
+        say(follower, 3, one, finish="length")
+        await one.reading
+        feeds = weakref.ref(one.session.feeds)
+        one.session.feeds.leave()
+        one.body.write = len  # instead of what knows the stream
+        del one
+        await turn()
+        assert feeds() is None
+    finally:
+        gc.enable()
 
 
 async def test_many_streams_are_written_in_several_turns_of_the_loop(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError
 
-from control.redis.routing import MOST_HOPS, Batch, Command, Routing, Shards, routing_key
+from control.redis.routing import MOST_HOPS, Batch, Command, Routing, Sending, Shards, exchanging, routing_key
 
 A, B = ("a", 1), ("b", 2)
 LOW, HIGH = "bar", "foo"
@@ -108,3 +109,20 @@ def test_a_slot_without_a_node_is_an_absence() -> None:
     sent.take(sent.batches()[0], [ClusterDownError("The cluster is down")])
     assert isinstance(sent.replies[0], ConnectionError)
     assert table.stale
+
+
+def test_a_node_with_an_old_table_undoes_no_redirection() -> None:
+    """After a move the command goes to the new place, whoever has not heard of it; the replies of others are kept."""
+    exchange = exchanging(shards(), [Command(("GET", LOW)), Command(("GET", HIGH))])
+    places: list[tuple[Any, ...]] = []
+
+    def replies(sendings: Sequence[Sending]) -> list[Any]:
+        places.append(tuple(sending.place for sending in sendings))
+        assert not any(sending.scout for sending in sendings)
+        return [[MovedError("5061 b:2")] if sending.place == A else ["value"] for sending in sendings]
+
+    sendings = next(exchange)
+    with pytest.raises(StopIteration) as ended:
+        while True:
+            sendings = exchange.send(replies(sendings))
+    assert ended.value.value == ["value", "value"] and places == [(A, B), (B,)]
