@@ -144,7 +144,11 @@ def test_a_model_for_vectors_is_counted_with_its_pooler(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kv_type", ["f32", "q8_0"])
 @pytest.mark.parametrize(
-    "family", ["llama", "gemma4_text", "qwen3_moe", "qwen3_next", "lfm2", "lfm3", "granitemoehybrid"]
+    "family",
+    [
+        *("llama", "gemma3n_text", "gemma4_text", "qwen3_moe", "mimo_v2_flash", "qwen3_next", "lfm2", "lfm3"),
+        "granitemoehybrid",
+    ],
 )
 def test_the_memory_of_a_step_is_that_of_the_compiled_one(family: str, kv_type: str, checkpoint: Checkpoint) -> None:
     model = load(checkpoint(family), collective=Solo(), kv_type=kv_type)

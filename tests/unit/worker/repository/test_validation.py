@@ -57,6 +57,7 @@ def test_what_divides_is_accepted(tp: int) -> None:
         ),
         ({"model_type": "bert"}, 1, "Model type 'bert' is not supported: it is no decoder"),
         ({"model_type": "deepseek_v2"}, 1, "'deepseek_v2' is not supported: its attention keeps compressed .*MLA"),
+        ({"model_type": "mimo_v2_flash", "per_layer_config": {"0": {"head_dim": 32}}}, 1, "not served with"),
         ({"model_type": "newer", "v_head_dim": 64}, 1, "heads of its values have another width"),
         ({"model_type": "lfm3", "layer_types": ["conv", "wide"]}, 1, "a layer of type 'wide' in layer_types"),
         ({"model_type": "lfm3", "layer_types": ["conv", "sliding_attention"]}, 1, "no layer of type full_attention"),
@@ -308,6 +309,40 @@ def test_the_layers_of_a_configuration_without_their_kinds() -> None:
     assert recurrence is not None and recurrence.kinds == ("linear_attention",) * 3 + ("full_attention",)
     recurrence = validation.recurrence(RECURRENT | {"full_attention_interval": 2})
     assert recurrence is not None and recurrence.kinds == ("linear_attention", "full_attention") * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mimo_v2_flash", "sliding_window": 0}, "sliding_window = 0; a width"),
+        (
+            {"model_type": "lfm3", "layer_types": ["conv", "full_attention"], "rope_parameters": {"rope_theta": 1e6}},
+            "rope_parameters of the kinds full_attention and sliding_attention of layers",
+        ),
+        (
+            {"model_type": "mimo_v2_flash", "rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "an object with rope_theta",
+        ),
+        (
+            {"model_type": "mimo_v2_flash", "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "rope_scaling = .*rope_parameters of the kinds",
+        ),
+        ({"model_type": "gemma3_text", "rope_parameters": {"full_attention": 3}}, "full_attention = 3; an object"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0, "high_freq_factor": 4.0}},
+            "low_freq_factor = 0; a number above 0",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 8.0, "rope_theta": 1}},
+            "rope_theta = 1; a number other than 1",
+        ),
+        ({"hidden_act": ["silu"]}, r"hidden_act = \['silu'\]; a text"),
+    ],
+)
+def test_damaged_windows_and_rotary_parameters_are_refused(changes: dict[str, Any], message: str) -> None:
+    """None of them ends in another error, or in frequencies and windows that the model does not have."""
+    with pytest.raises(ModelFilesError, match=message):
+        validation.check(LLAMA | changes, 1)
 
 
 @pytest.mark.parametrize("value", [None, 0, "4", 2.0, True])

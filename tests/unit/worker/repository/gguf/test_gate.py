@@ -84,6 +84,14 @@ def test_rotary_scalings_are_transformers_own(tmp_path: Path) -> None:
         model(tmp_path, stored=tensors() | {"rope_freqs.weight": ones})
 
 
+@pytest.mark.parametrize("one", ["0000c07f", "0000807f", "00000000", "000080bf"])
+def test_factors_that_are_no_divisors_are_refused(tmp_path: Path, one: str) -> None:
+    """NaN, infinity, zero and negative numbers."""
+    stored = Stored(0, (8,), bytes.fromhex("0000803f") * 4 + bytes.fromhex(one) * 4)
+    with pytest.raises(ModelFilesError, match="finite numbers above 0 are needed"):
+        model(tmp_path, stored=tensors() | {"rope_freqs.weight": stored})
+
+
 @pytest.mark.parametrize("high", [4.0, 1.0])
 @pytest.mark.parametrize("length", [256, 4096, 8192, 100_000])
 def test_factors_of_any_original_length_are_read(tmp_path: Path, length: int, high: float) -> None:
