@@ -83,7 +83,7 @@ class _Sizes:
         return sizes.get(module.rpartition(".")[2])
 
     def _attention(self, layer: int) -> dict[str, tuple[int, int]]:
-        hidden = self._config["hidden_size"]
+        hidden = number(self._config, "hidden_size")
         heads = number(self._config, "num_attention_heads")
         fields = self._fields
         if self._family.latent:
@@ -103,7 +103,7 @@ class _Sizes:
 
     def _feed_forward(self, module: str, layer: int) -> dict[str, tuple[int, int]]:
         """Of experts if `module` is one's."""
-        hidden = self._config["hidden_size"]
+        hidden = number(self._config, "hidden_size")
         fields = self._fields
         own = fields.get("moe_intermediate_size", self._config.get("moe_intermediate_size"))
         inner = own if own and ".experts." in module else self._family.feed_forward_width({**self._config, **fields})
