@@ -21,7 +21,10 @@ SHAPE: dict[str, Any] = {"head_dim": 32, "intermediate_size": 256, "initializer_
 BLOCK, GROUP = 64, 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
-_QUANTIZED = ("_proj.weight", "in_proj_qkv.weight", "in_proj_z.weight", "in_proj_qkvz.weight")
+_QUANTIZED = (
+    *("_proj.weight", "in_proj_qkv.weight", "in_proj_z.weight", "in_proj_qkvz.weight"),
+    *("_coefs.weight", "modality_router.weight"),
+)
 
 Written = dict[str, Tensor]
 Quantize = Callable[[str, Tensor], tuple[Written, Tensor]]

@@ -66,7 +66,7 @@ from worker.weights.cache import WeightCache, subject_of
 from worker.weights.checkpoint import StoredTensors
 from worker.weights.quantizer import Quantizer
 from worker.weights.sharding import ShardPlan
-from worker.weights.stored_matrix import StoredMatrix
+from worker.weights.stored_matrix import StoredMatrix, Weights
 
 if TYPE_CHECKING:
     from worker.models.torch.vision import VisionTower  # it imports torch and transformers
@@ -428,6 +428,7 @@ class NativeLoader:
         return PackedLinear(parts, bias, kinds, self.threads)
 
 
-def joined(parts: list[NDArray[Any]]) -> NDArray[np.float32]:
+def joined(parts: list[Weights]) -> NDArray[np.float32]:
     """The parts one under the other in float32, always as a copy: they may be views of the mapped file."""
-    return np.concatenate(parts, dtype=np.float32, casting="unsafe") if len(parts) > 1 else parts[0].astype(np.float32)
+    plain = [part.dequantized(np.float32) if isinstance(part, StoredMatrix) else part for part in parts]
+    return np.concatenate(plain, dtype=np.float32, casting="unsafe") if len(plain) > 1 else plain[0].astype(np.float32)

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
+from worker.families.family import Family
 from worker.families.registry import FAMILIES
-from worker.repository.config_fields import number
+from worker.repository import validation
+from worker.repository.config_fields import fields_of, number
 from worker.weights.formats import StoredTensor
 from worker.weights.quantized_layers import FEED_FORWARD, QuantizedLinear, borders, layers
 from worker.weights.safetensors_header import text_tensors
@@ -19,6 +21,8 @@ TOGETHER = re.compile(r"\.experts\.(?:gate_up|down)_proj")
 """The names of tensors that hold all experts of a layer."""
 ATTENTION = re.compile(r"\.(?:o_proj|dense|out_proj)$")
 """Layers of whose inputs each rank has a share."""
+
+LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 def check(config: dict[str, Any], tensors: Mapping[str, StoredTensor], tp: int, devices: Sequence[str]) -> None:
@@ -44,9 +48,11 @@ def check(config: dict[str, Any], tensors: Mapping[str, StoredTensor], tp: int, 
         )
     linears = layers(scheme, text)
     ends = borders(linears)
+    family = FAMILIES.get(str(config.get("model_type")))
+    sizes = None if family is None else _Sizes(config, family)
     for module, linear in linears.items():
-        expected = _sizes(config, module).get(module.rpartition(".")[2], (linear.outputs, linear.inputs))
-        if (linear.outputs, linear.inputs) != expected:
+        expected = None if sizes is None else sizes.of(module)
+        if expected is not None and (linear.outputs, linear.inputs) != expected:
             raise ModelFilesError(
                 f"{linear.weight} has {linear.outputs} outputs of {linear.inputs} inputs; config.json says "
                 f"{expected[0]} of {expected[1]}. Is this the checkpoint of its config?"
@@ -54,26 +60,59 @@ def check(config: dict[str, Any], tensors: Mapping[str, StoredTensor], tp: int, 
         _check_share(module, linear, ends, tp)
 
 
-def _sizes(config: dict[str, Any], module: str) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) by name of the layers that most families have; of experts if `module` is one's."""
-    hidden = config.get("hidden_size")
-    heads = config.get("num_attention_heads")
-    if not isinstance(hidden, int) or not isinstance(heads, int) or not heads:
-        return {}
-    head = config.get("head_dim") or hidden // heads
-    family = FAMILIES.get(str(config.get("model_type")))
-    gated = 2 if family is not None and family.output_gate else 1
-    sizes = {"q_proj": (gated * heads * head, hidden), "o_proj": (hidden, heads * head)}
-    if ".shared_expert" in module:
-        return sizes
-    own = config.get("moe_intermediate_size") if ".experts." in module else None
-    inner = own or (config.get("intermediate_size") if family is None else family.feed_forward_width(config))
-    if isinstance(inner, int):
-        sizes |= dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), (inner, hidden))
-        sizes |= dict.fromkeys(("down_proj", "w2"), (hidden, inner))
-    if isinstance(shared := config.get("num_key_value_heads"), int):
-        sizes |= dict.fromkeys(("k_proj", "v_proj"), (shared * head, hidden))
-    return sizes
+class _Sizes:
+    """(outputs, inputs) of the linear layers that most families have, by config.json with the defaults of
+    transformers' class."""
+
+    def __init__(self, config: dict[str, Any], family: Family) -> None:
+        self._config = config
+        self._family = family
+        self._fields = fields_of(config, family)
+        self._layers = number(config, "num_hidden_layers")
+        self._kv_heads = validation.layer_kv_heads(config)
+        alike: list[dict[str, int]] = [{}] * self._layers
+        self._own = alike if family.heads_by_layer is None else family.heads_by_layer(config)
+
+    def of(self, module: str) -> tuple[int, int] | None:
+        """None for a layer that few families have, and in a layer beyond the model's, which is not read."""
+        place = LAYER.search(module)
+        layer = 0 if place is None else int(place[1])
+        if layer >= self._layers or ".shared_expert" in module:
+            return None
+        sizes = self._attention(layer) if ".self_attn." in module else self._feed_forward(module, layer)
+        return sizes.get(module.rpartition(".")[2])
+
+    def _attention(self, layer: int) -> dict[str, tuple[int, int]]:
+        hidden = number(self._config, "hidden_size")
+        heads = number(self._config, "num_attention_heads")
+        fields = self._fields
+        if self._family.latent:
+            head = fields["qk_nope_head_dim"] + fields["qk_rope_head_dim"]
+            return {"q_proj": (heads * head, hidden), "o_proj": (hidden, heads * fields["v_head_dim"])}
+        usual: int = fields.get("head_dim", self._config.get("head_dim")) or hidden // heads
+        head = self._own[layer].get("head_dim", usual)
+        value = fields.get("v_head_dim") or head
+        gated = 2 if self._family.output_gate else 1
+        return {
+            "q_proj": (gated * heads * head, hidden),
+            "k_proj": (self._kv_heads[layer] * head, hidden),
+            "v_proj": (self._kv_heads[layer] * value, hidden),
+            "o_proj": (hidden, heads * value),
+            "gate_proj": (heads, hidden),
+        }
+
+    def _feed_forward(self, module: str, layer: int) -> dict[str, tuple[int, int]]:
+        """Of experts if `module` is one's."""
+        hidden = number(self._config, "hidden_size")
+        fields = self._fields
+        own = fields.get("moe_intermediate_size", self._config.get("moe_intermediate_size"))
+        inner = own if own and ".experts." in module else self._family.feed_forward_width({**self._config, **fields})
+        if not isinstance(inner, int):
+            return {}
+        if validation.is_double_wide(self._config, fields, layer):
+            inner *= 2
+        sizes: dict[str, tuple[int, int]] = dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), (inner, hidden))
+        return sizes | dict.fromkeys(("down_proj", "w2"), (hidden, inner))
 
 
 def _check_share(module: str, linear: QuantizedLinear, ends: tuple[int, ...], tp: int) -> None:

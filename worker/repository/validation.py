@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
@@ -107,6 +107,13 @@ def layer_kv_heads(config: dict[str, Any]) -> list[int]:
     if by_layer is None:
         return [usual] * number(config, "num_hidden_layers")
     return [layer.get("num_key_value_heads", usual) for layer in by_layer(config)]
+
+
+def is_double_wide(config: dict[str, Any], fields: Mapping[str, Any], layer: int) -> bool:
+    """True if a layer's feed-forward network is twice as wide as others, as those of layers with keys and values of
+    earlier ones may be. `fields`: as `config_fields.fields_of`."""
+    first = config["num_hidden_layers"] - (fields.get("num_kv_shared_layers") or 0)
+    return bool(fields.get("use_double_wide_mlp")) and layer >= first
 
 
 def recurrence(config: dict[str, Any]) -> Recurrence | None:

@@ -58,14 +58,15 @@ def _variants(request: Request, sinks: Tensor | None) -> Iterator[tuple[str, Var
     for window in shapes.windows:
         # A window of the model may be longer than the context of a trial, which would not show it.
         seen = min(window, request.tokens // 2) or None
+        own = sinks if seen or not shapes.sinks_in_windows else None
         name = "".join(
             (
                 f", window {seen}" if seen else "",
                 ", cap" if shapes.softcap else "",
-                ", sinks" if sinks is not None else "",
+                ", sinks" if own is not None else "",
             )
         )
-        yield name, Variant(shapes.head_dim**-0.5, seen, shapes.softcap or None, sinks)
+        yield name, Variant(shapes.head_dim**-0.5, seen, shapes.softcap or None, own)
 
 
 def store(request: Request) -> Iterator[Case]:

@@ -21,6 +21,7 @@ from worker.families.recurrence import (
     recurs,
 )
 from worker.native.host import check_host
+from worker.repository import validation
 from worker.repository.config_fields import fields_of
 from worker.repository.gguf.configuration import prediction_layers
 from worker.repository.gguf.description import check_described
@@ -149,12 +150,9 @@ def _expected(
             for name in _keys_of_others(config, family, fields, layer):
                 of_layer.pop(f"self_attn.{name}.weight", None)
         if FEED_FORWARD_ALONE not in kinds or kind_of_layer == FEED_FORWARD_ALONE:
-            of_layer |= _feed_forward_shapes(config, family, fields, hidden, sparse)
+            of_layer |= _feed_forward_shapes(config, family, fields, layer, sparse)
         if sparse and family.experts is not None and family.experts.beside is not None:
-            of_layer |= _shapes_beside(config, family, fields, hidden)
-        if fields.get("use_double_wide_mlp") and _shares_keys(config, layer):
-            wide = {f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
-            of_layer |= {name: tuple(2 * one if one != hidden else one for one in of_layer[name]) for name in wide}
+            of_layer |= _shapes_beside(config, family, fields, layer)
         of_layer |= _norm_shapes(family, hidden)
         if width := fields.get("hidden_size_per_layer_input"):
             of_layer |= {
@@ -203,14 +201,15 @@ def _layer_input_shapes(kind: Gguf, config: dict[str, Any], hidden: int) -> Iter
 
 
 def _shapes_beside(
-    config: dict[str, Any], family: Family, fields: dict[str, Any], hidden: int
+    config: dict[str, Any], family: Family, fields: dict[str, Any], layer: int
 ) -> dict[str, tuple[int, ...]]:
     """Of a layer whose experts are beside a feed-forward network: that network, and the router and norms of experts."""
     assert family.experts is not None and family.experts.beside is not None
+    hidden = config["hidden_size"]
     count = fields[family.experts.count]
     router = family.experts.router
     return {
-        **_feed_forward_shapes(config, family, fields, hidden, sparse=False),
+        **_feed_forward_shapes(config, family, fields, layer, sparse=False),
         **{f"{name}.weight": (hidden,) for name in family.experts.beside},
         f"{router}.proj.weight": (count, hidden),
         f"{router}.scale": (hidden,),
@@ -372,13 +371,16 @@ def _norm_shapes(family: Family, hidden: int) -> dict[str, tuple[int, ...]]:
 
 
 def _feed_forward_shapes(
-    config: dict[str, Any], family: Family, fields: dict[str, Any], hidden: int, sparse: bool
+    config: dict[str, Any], family: Family, fields: dict[str, Any], layer: int, sparse: bool
 ) -> dict[str, tuple[int, ...]]:
     """Matrices of a layer's feed-forward, or of all its experts."""
+    hidden = config["hidden_size"]
     experts = family.experts
     if not sparse or experts is None:
         inner = fields.get("shared_intermediate_size") or family.feed_forward_width({**config, **fields})
         assert inner is not None
+        if validation.is_double_wide(config, fields, layer):
+            inner *= 2
         pairs: dict[str, tuple[int, ...]] = {
             "gate": (inner, hidden),
             "up": (inner, hidden),

@@ -161,3 +161,25 @@ def test_recurrent_layers(family: str, tmp_path: Path, ranks: RankGroup) -> None
     ranks.form(2)
     ranks.ask("load", stored, "float64")
     assert_identical(plain, jobs, ranks.ask("play", write(jobs))[0])
+
+
+UNLIKE = {
+    "mimo_v2_flash": {"moe_intermediate_size": 64},
+    "gemma4_text": {"enable_moe_block": False, "num_experts": None, "top_k_experts": None},
+    "glm4_moe_lite": {"head_dim": 16, "qk_rope_head_dim": 16, "kv_lora_rank": 48},
+    "gemma3n_text": {},
+    "lfm3": {},
+}
+"""Values narrower than keys, key-value heads that differ by layer, one row of keys for all heads, gates of heads, and
+layers whose products are not packed."""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("family", sorted(UNLIKE))
+def test_layers_of_unlike_sizes(family: str, tmp_path: Path) -> None:
+    """Quantized layers of unusual sizes, or that stay unpacked, give logits within 1e-4 in C++."""
+    stored, plain = quantized.write(tmp_path, "fp8 by block", family, **UNLIKE[family])
+    engine = engine_of(stored, "auto")
+    assert engine.model.is_native == (load_library() is not None)
+    jobs = [Job(1, prompt(21), 8, 3)]
+    assert_close(plain, jobs, play(engine, write(jobs)))

@@ -11,8 +11,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from control.errors import ModelFilesError
-from tests.gguf_models import Stored, metadata, write
+from tests.gguf_models import Stored, make, metadata, write
+from worker.repository.files import inspect
 from worker.repository.gguf.configuration import configuration
+from worker.repository.gguf.gate import check_tensors
 from worker.repository.gguf.tokenizer import read_tokenizer
 from worker.weights.gguf import GgufModel, read_model
 
@@ -72,6 +74,17 @@ def test_layers_that_differ(tmp_path: Path) -> None:
     assert not config["enable_moe_block"]
     alike = configuration(file(tmp_path, {"gemma4.feed_forward_length": 96}))
     assert not alike["use_double_wide_mlp"]
+
+
+def test_double_width_beside_a_hidden_size_of_the_usual_one(tmp_path: Path) -> None:
+    """Feed-forward networks as wide as the hidden size, and twice as wide in later layers, pass the gate."""
+    path, _ = make("gemma4_text", tmp_path, ["f32"], hidden_size=64, intermediate_size=64)
+    files = inspect(path)
+    assert files.gguf is not None and files.config["use_double_wide_mlp"]
+    check_tensors(files.gguf, files.config)
+    files.config["use_double_wide_mlp"] = False
+    with pytest.raises(ModelFilesError, match=r"blk.3.ffn_gate.weight has the shape \(128, 64\), .* \(64, 64\)"):
+        check_tensors(files.gguf, files.config)
 
 
 @pytest.mark.parametrize(
