@@ -39,9 +39,9 @@ def test_a_folder_that_comes_back_is_found(scene: AgentScene) -> None:
     loaded_before(scene)
     away = scene.model.rename(scene.folder / "unmounted")
     scene.want()
-    until(lambda: scene.status().get("state") == "backoff", 40.0)
-    assert f"{scene.model} does not exist" in scene.status()["detail"]
-    assert "next try is in" in scene.status()["detail"]
+    waiting = until(lambda: (status := scene.status()).get("state") == "backoff" and status, 40.0)
+    assert f"{scene.model} does not exist" in waiting["detail"]
+    assert "next try is in" in waiting["detail"]
     away.rename(scene.model)
     until(lambda: len(scene.pids(0)) == len(scene.pids(1)) == 1, 40.0)
     assert scene.status()["state"] == "running"

@@ -1,4 +1,4 @@
-"""The shapes that kernels are tried on are those of the model's layers, also where config.json omits fields."""
+"""Kernels are tried on the shapes of a model's layers; config.json may omit fields."""
 
 from __future__ import annotations
 
