@@ -72,7 +72,7 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         vocab_size=config["vocab_size"],
         hidden_size=hidden,
         feed_forward_widths=_feed_forward_widths(
-            fields.get("shared_intermediate_size") or family.feed_forward_width({**config, **fields}), fields, modes
+            fields.get("shared_intermediate_size") or family.feed_forward_width({**config, **fields}), config, fields
         ),
         num_hidden_layers=layers,
         num_attention_heads=heads,
@@ -209,11 +209,12 @@ def _norms(family: Family, fields: Fields) -> Norms:
     return family.norms if has_all else (before_attention, None, before_feed_forward, None)
 
 
-def _feed_forward_widths(usual: int | None, fields: Fields, modes: list[str | None]) -> list[int | None]:
+def _feed_forward_widths(usual: int | None, config: dict[str, Any], fields: Fields) -> list[int | None]:
     """The width of each layer's feed-forward network; None in a type with experts alone."""
-    if usual is None or not fields.get("use_double_wide_mlp"):
-        return [usual] * len(modes)
-    return [2 * usual if mode == "reuse" else usual for mode in modes]
+    layers = range(config["num_hidden_layers"])
+    if usual is None:
+        return [None for _ in layers]
+    return [2 * usual if validation.is_double_wide(config, fields, layer) else usual for layer in layers]
 
 
 def _scaling(family: Family, fields: Fields, head_dim: int) -> float:
