@@ -1,4 +1,4 @@
-"""API keys: their records, limits and usage."""
+"""API keys: their records, limits, settlements and usage."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tokens to text with stop strings, vocabularies, and the compilation of grammars."""
+"""Tokens to text with stop strings; checks of tokenizers, schemas and grammars."""

@@ -1,1 +1,1 @@
-"""What differs between model types: one file for close kin, one record for each type; no torch."""
+"""The differences between model types: one file for close kin, one record for each type; no torch."""

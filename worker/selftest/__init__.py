@@ -1,1 +1,1 @@
-"""Trials of kernels, graph capture and collectives beside plain torch, and the verdicts by which kernels are chosen."""
+"""Trials of kernels, graph capture and collectives beside plain torch, and the verdicts that switch them off."""

@@ -1,1 +1,2 @@
-"""Stored weights: read, sharded and packed, from safetensors, GGUF and quantized checkpoints; their cache."""
+"""Weights as stored numbers: tensors read, quantized, dequantized, cut among ranks and packed; the cache of packed
+weights."""
