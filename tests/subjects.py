@@ -21,7 +21,9 @@ SUBJECTS: dict[str, dict[str, str]] = {
     },
     "control": {
         "Logs and exceptions have one shape and no secrets": "logged_exceptions logs",
-        "The control plane's processes read settings, version and memory of their host": "host_memory process settings structs version",
+        "The control plane's processes read settings, version and memory of their host": (
+            "host_memory process settings structs version"
+        ),
         "The control plane knows external engines' names and options": "engines",
     },
     "control/access": {
