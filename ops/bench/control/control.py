@@ -154,7 +154,7 @@ class EveryOther(RequestCounters):
 
 
 def counting(url: str, steps: int, rows: int) -> Figure:
-    """What counting adds to a step of 4 ms on one rank, each step with an emission."""
+    """The time that counting adds to a step of 4 ms on one rank, each step with an emission."""
     added, alone = _added(url, rows, steps)
     click.echo(
         f"counting, {rows:>3} rows: {1e6 * median(added):.0f} µs a step; {PARTS} parts:"

@@ -120,8 +120,8 @@ async def _chat(base: Base, index: int, seen: Seen, store: bool) -> None:
 
 
 async def _lost(base: Base, seen: Seen, number: int) -> int:
-    """How many of the newest are not there, or are not what was answered. Half: ends come in another order than
-    requests, after which the oldest go."""
+    """The number of the newest chats that are missing or differ from their answers. Only half are looked at, because
+    chats end in another order than they were sent, and the oldest are removed."""
     lost = 0
     for identity in list(seen.texts)[-number // 2 :]:
         async with request(base, "GET", f"{CHAT}/{identity}") as response:
