@@ -124,9 +124,8 @@ def behaviours() -> str:
     lines: list[str] = []
     for owner in order:
         if owner in owned:
-            count = sum(len(module.tests) for module in owned[owner])
             title = f"`{owner}`" if "/" in owner or owner in TOPS else owner
-            lines += [f"### {title} ({count})", ""]
+            lines += [f"### {title}", ""]
             lines += [
                 f"- {behaviour}: {', '.join(f'`{name}`' for name in names)}"
                 for behaviour, names in rows(owner, owned[owner])
