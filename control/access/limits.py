@@ -1,7 +1,10 @@
 """Limits of an API key: requests and tokens per minute as buckets that fill evenly, and requests at one time.
 
 A hold is what one call to the API takes: an estimate for each of its requests (`spend`). The script that ends a request
-leaves a settlement in the model's slot, and any API process applies it to the key's (below).
+leaves a settlement in the model's slot, and any API process applies it to the key's (below): in a Cluster one script
+can't touch keys of a model and of an API key. Limits may be wrong for a minute, bills may not, so usage is counted by
+the script that ends the request. A reservation of the whole context would admit one request a minute, so tokens beyond
+1,024 a choice become a debt.
 """
 
 from __future__ import annotations
