@@ -24,6 +24,7 @@ SUBJECTS: dict[str, dict[str, str]] = {
         "The control plane's processes read settings, version and memory of their host": (
             "host_memory process settings structs version"
         ),
+        "Back-off: pauses between tries double up to a longest": "backoff",
         "The control plane knows external engines' names and options": "engines",
     },
     "control/access": {
@@ -57,7 +58,7 @@ SUBJECTS: dict[str, dict[str, str]] = {
     },
     "control/text": {
         "Tokens become text, cut at stop strings": "decoding_only detokenizer stop_strings",
-        "Schemas and tokenizers are checked by their parts": "json_schema tokenizer_check",
+        "JSON schemas of grammars, and tokenizers, are checked by their parts": "json_schema tokenizer_check",
     },
     "control/redis": {
         "Connections to Redis survive outages, failovers, losses and rotated passwords": (

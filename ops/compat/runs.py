@@ -183,9 +183,10 @@ ranks. `python -m ops.compat install` installs each client into its own environm
 user's cache). [clients.md](clients.md) shows how to set clients up.
 
 The script of a client in `ops/compat/scripts/` has its checks: answers whole and streamed, errors as the client's
-exceptions, structured output, a tool loop, and whatever else it offers. Most also have an answer whose leader is stopped
-for 0.6 s or killed in its middle; the text must be unchanged. Coding agents run with their default prompts, four of them
-also in the [forms](tools.md#forms) of harmony, Mistral and GLM. Images, vectors and scores are no part of these runs.
+exceptions, structured output, a tool loop, and whatever else it offers. Most also have an answer whose leader is
+stopped for 0.6 s or killed in its middle; the text must be unchanged. Coding agents run with their default prompts,
+four of them also in the [forms](tools.md#forms) of harmony, Mistral and GLM. Images, vectors and scores are no part of
+these runs.
 
 A gap is a check that is known to fail; the run fails when it passes.
 """
