@@ -318,6 +318,15 @@ class Family:
         return "mlp.up_proj" not in roles or "mlp.gate_proj" in roles
 
     @property
+    def turns_parts(self) -> bool:
+        """True if the modules can rotate a part of each head: where transformers' class has one, as a share or a
+        width, or heads have parts of their own for it."""
+        rope: dict[str, Any] = self.defaults["rope_parameters"] or {}
+        kinds = [rope, *(one for one in rope.values() if isinstance(one, dict))]
+        shares = any("partial_rotary_factor" in one for one in kinds if one.get("rope_type") == "default")
+        return shares or "rotary_dim" in self.fields or self.latent is not None
+
+    @property
     def head_norm_names(self) -> tuple[str, str]:
         turned = self.head_norms == "each_turned_head"
         return ("query_layernorm", "key_layernorm") if turned else ("q_norm", "k_norm")
