@@ -260,6 +260,9 @@ class Family:
     """True if transformers' module rotates queries and keys in calls of their own."""
     rope_by_kind: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     """By kind of layer, where each has an embedding of its own, the field with its theta."""
+    theta_beside_rope: bool = False
+    """True if `rope_theta` counts where config.json has no other rotary parameters, though the class's own are no
+    plain embedding: they have no theta."""
     rope_types: frozenset[str] = BATCHABLE_ROPE
     fixed_alpha: bool = False
     """True if a rotary embedding of type `dynamic` with a number `alpha` stretches its base by that once for all
