@@ -14,13 +14,14 @@ import msgspec
 from control.errors import ModelFilesAway, ModelFilesError
 from worker.repository.gguf.configuration import configuration
 from worker.repository.multimodal import FIELD, image_part, text_config
-from worker.repository.pooling import described
+from worker.repository.pooling import described, pooling_of
 from worker.weights.formats import StoredTensor
 from worker.weights.gguf import GgufModel, read_model
-from worker.weights.safetensors_header import read_headers
+from worker.weights.safetensors_header import read_headers, text_name
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,16 @@ def _inspect(folder: Path, images: bool) -> ModelFiles:
         tokenizer_config=read_json(folder / "tokenizer_config.json"),
         generation_config=read_json(folder / "generation_config.json"),
     )
-    _ = files.tensors  # a file that a broken download cut short, or a Git LFS pointer, is refused here
+    _untie(files)  # a file that a broken download cut short, or a Git LFS pointer, is refused here
     return files
+
+
+def _untie(files: ModelFiles) -> None:
+    """Let a model keep the head that its files have beside the embedding, whatever config.json says, as transformers
+    does where the two differ."""
+    heads = any(text_name(stored) == HEAD for stored in files.tensors)
+    if heads and pooling_of(files.config) is None:
+        files.config["tie_word_embeddings"] = False
 
 
 def _with_image_part(config: dict[str, Any], folder: Path) -> dict[str, Any]:
