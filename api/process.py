@@ -11,13 +11,10 @@ from api.background.orphans import OrphanReaper
 from api.background.plot_history import PlotHistory
 from api.background.shared_reads import AccountReads, SharedReads
 from api.generation.archive import Archive
-from api.generation.existing import ExistingRequests
 from api.generation.follow import Follower
 from api.generation.seals import Seals
 from api.generation.session import Sessions, Shutdown
-from api.generation.stored_answers import StoredAnswers
-from api.generation.stored_chats import StoredChats
-from api.generation.submit import Submitter
+from api.generation.stored_answers import StoredAnswers, StoredChats
 from api.http.bodies import Bodies
 from api.http.gate import Gate, OriginCheck
 from api.http.keyring import Keyring
@@ -73,27 +70,25 @@ class Process:
         self.wait_log = WaitLog(settings.wait_warning)
         self.ended_requests = EndedRequests(self.client)
         self.plot_history = PlotHistory(self.client, self.models)
-        sessions = Sessions(
+        self.sessions = Sessions(
             self.follower,
+            self.batches,
+            self.models,
             self.archive,
             self.seals,
-            self.settler,
+            self.grammars,
+            self.limiter,
             self.wait_log,
             settings,
             self.shutdown,
-            self.models.load_stage,
         )
-        self.submitter = Submitter(
-            self.batches, self.models, sessions, self.seals, self.grammars, self.limiter, self.archive, settings
-        )
-        self.existing = ExistingRequests(self.batches, self.models, sessions, settings, self.shutdown)
         self.shared_reads = SharedReads(self.sync_client)
         self.account_reads = AccountReads(self.sync_client)
         self.farm_events = FarmEvents(self.sync_client, lambda: self.shutdown.draining)
-        self.stored_answers = StoredAnswers(self.client, self.archive, self.existing, self.seals)
+        self.stored_answers = StoredAnswers(self.client, self.archive, self.sessions, self.seals)
         self.stored_chats = StoredChats(self.batches, self.archive, self.stored_answers)
         self.completion = ResponseCompletion(
-            self.client, self.sync_client, self.archive, self.existing, self.stored_answers, self.metrics
+            self.client, self.sync_client, self.archive, self.sessions, self.stored_answers, self.metrics
         )
 
     def start(self) -> None:

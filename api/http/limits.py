@@ -112,7 +112,7 @@ class Limiter:
 
     def __init__(self, batches: Batches, settler: Settler) -> None:
         self._batches = batches
-        self._settler = settler
+        self.settler = settler
         self._refunding: set[asyncio.Task[None]] = set()
 
     async def begin(
@@ -155,7 +155,7 @@ class Limiter:
             return await self._batches.run(LANE, call)
         except RateLimited as error:
             # Requests that ended a moment ago may not be settled yet.
-            settled = await self._settler.apply(model)
+            settled = await self.settler.apply(model)
             freed = error.bound == "concurrent" and await self._free_places(key)
             if not (settled or freed):
                 raise

@@ -8,7 +8,7 @@ import msgspec
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
-from api.generation.stored_chats import shown
+from api.generation.stored_answers import shown
 from api.http.errors import Forbidden
 from api.http.gate import proxy_header
 from api.routes.generation import Http, identity_of, process_of, text_of

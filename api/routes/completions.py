@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 from litestar import Response, post
 
-from api.generation.session import Caller, Session
-from api.generation.stored_chats import kept_messages
+from api.generation.client_request import Caller
+from api.generation.session import Session
+from api.generation.stored_answers import kept_messages
 from api.http.turns import off_loop
 from api.routes.generation import Http, ParsedBody, generate, process_of, serve
 from api.schemas.bodies import taking

@@ -7,9 +7,8 @@ from typing import Any
 from litestar import Response, post
 from msgspec import UNSET
 
-from api.generation.client_request import count_tokens
+from api.generation.client_request import Caller, count_tokens
 from api.generation.context import edited
-from api.generation.session import Caller
 from api.http.errors import in_anthropic_shape
 from api.http.turns import off_loop
 from api.routes.generation import (

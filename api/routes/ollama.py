@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from litestar import Response, post
 
-from api.generation.session import Caller
+from api.generation.client_request import Caller
 from api.http.errors import in_ollama_shape
 from api.http.turns import off_loop
 from api.routes.generation import Http, ParsedBody, model_for, process_of, serve

@@ -11,9 +11,9 @@ from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 from msgspec import structs
 
-from api.generation.client_request import count_tokens
+from api.generation.client_request import Caller, count_tokens
 from api.generation.context import fitted
-from api.generation.session import Caller, Session
+from api.generation.session import Session
 from api.http.gate import Identity
 from api.http.turns import off_loop
 from api.models.models import ServedModel
@@ -210,7 +210,7 @@ async def retrieve_response(
         if not stream:
             return _json(stored.response or await process.stored_answers.current(stored), stored.rid)
         process.shutdown.refuse_when_draining()
-        session = await process.existing.resume(Cursor(stored.rid, []), caller, stored.model)
+        session = await process.sessions.resume(Cursor(stored.rid, []), caller, stored.model)
         session.renderer.starting_after = -1 if starting_after is None else starting_after
         await session.settle()
         return streamed(session, caller)

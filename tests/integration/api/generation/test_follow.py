@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.generation.feed import BUFFER_ENTRIES, Feed
-from api.generation.follow import Follower
+from api.generation.follow import BUFFER_ENTRIES, Feed, Follower
 from api.settings import ApiSettings
 from control import requests
 from control.keys import ModelKeys

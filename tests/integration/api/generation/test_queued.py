@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from api.generation import follow
-from api.generation.feed import Feed
-from api.generation.follow import Follower
+from api.generation.follow import Feed, Follower
 from api.settings import ApiSettings
 from control import requests
 from control.keys import ModelKeys

@@ -7,8 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from api.generation.feed import Feed
-from api.generation.follow import Feeds
+from api.generation.follow import Feed, Feeds
 from control.errors import RequestNotFound
 from control.messages import LogEntry
 from control.requests import Place

@@ -9,9 +9,9 @@ import pytest
 
 import api.generation.session
 from api.chat.tokens import Vocabulary
-from api.generation.feed import Feed
-from api.generation.follow import Feeds
-from api.generation.session import Caller, Session, Shutdown, events, renderer_of
+from api.generation.client_request import Caller
+from api.generation.follow import Feed, Feeds
+from api.generation.session import Session, Shutdown, events, renderer_of
 from api.observability import Metrics, RequestLog
 from api.schemas.view import View
 from api.settings import ApiSettings
