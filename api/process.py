@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from api.background.canary import Canary
 from api.background.completion import ResponseCompletion
-from api.background.ended_requests import EndedRequests
 from api.background.farm_events import FarmEvents
 from api.background.heartbeat import Heartbeat
 from api.background.orphans import OrphanReaper
@@ -16,19 +15,16 @@ from api.generation.seals import Seals
 from api.generation.session import Sessions, Shutdown
 from api.generation.stored_answers import StoredAnswers, StoredChats
 from api.http.bodies import Bodies
-from api.http.gate import Gate, OriginCheck
-from api.http.keyring import Keyring
+from api.http.gate import Gate, Keyring, OriginCheck
 from api.http.limits import Limiter, Settler
 from api.http.middleware import Admission
-from api.images.fetching import Fetcher
-from api.images.hosts import Hosts
+from api.images.fetching import Fetcher, Hosts
 from api.images.loading import ImageLoader
 from api.models.grammar import GrammarChecks
 from api.models.models import Models
-from api.observability import Metrics, WaitLog
+from api.observability import EndedRequests, Metrics, WaitLog
 from api.settings import ApiSettings
-from control.redis.batches import Batches
-from control.redis.connection import connect, connect_async, hardened
+from control.redis.connection import Batches, connect, connect_async, hardened
 
 
 class Process:

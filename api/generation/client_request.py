@@ -40,7 +40,7 @@ from api.schemas.embeddings import InputFields
 from api.schemas.generation import MAX_BIASES, CommonFields, Constraint, check_bad_word_tokens, grammar_of
 from api.schemas.image_parts import ImageSource
 from api.schemas.llama_cpp import Filling, LlamaCppCompletion, NativeCompletion
-from api.schemas.ollama_request import RawPrompt
+from api.schemas.ollama import RawPrompt
 from api.schemas.view import Endpoint, Reading, View
 from api.settings import ApiSettings
 from control.access import Allowance

@@ -36,9 +36,8 @@ from control.clock import now_ms
 from control.constants import PLACES
 from control.errors import LogConflict, RedisUnavailable, RequestNotFound
 from control.messages import EventRow, LogEntry, decode_event, decode_request
-from control.redis.batches import Batches
 from control.redis.clients import AsyncRedis
-from control.redis.connection import Call, Steps, arun, arun_every, arun_steps
+from control.redis.connection import Batches, Call, Steps, arun, arun_every, arun_steps
 from control.redis.outage import outage
 from control.requests import Enqueue, Enqueued, Followed, Place, enqueue_again, repair
 from control.requests.token_log import TokenLog

@@ -14,7 +14,7 @@ from api.chat.tokens import Vocabulary
 from api.generation.chunks import StreamRenderer, arguments_object, finite
 from api.http.errors import ollama_error, problem
 from api.schemas.answers import encode
-from api.schemas.ollama_answers import (
+from api.schemas.ollama import (
     ChatAnswer,
     GenerateAnswer,
     OllamaFunction,

@@ -60,7 +60,7 @@ from control.errors import (
     RequestNotFound,
 )
 from control.messages import LogEntry, encode
-from control.redis.batches import Batches
+from control.redis.connection import Batches
 from control.requests import member_rid
 from control.requests.upkeep.stranded import GRACE_MS
 

@@ -39,9 +39,8 @@ from control.records.responses import (
     read_response,
     relabel_chat,
 )
-from control.redis.batches import Batches
 from control.redis.clients import AsyncRedis
-from control.redis.connection import arun
+from control.redis.connection import Batches, arun
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -22,33 +22,30 @@ from api.http.errors import problem
 from api.models.models import ServedModel
 from api.schemas.answers import encode, encoded_once
 from api.schemas.embeddings import (
-    CohereEmbedRequest,
-    EmbeddingRequest,
-    InputsRequest,
-    NativeInputs,
-    RerankRequest,
-    TextRerankRequest,
-    VectorsRequest,
-)
-from api.schemas.ollama_answers import EmbedAnswer, EmbeddingsAnswer
-from api.schemas.ollama_request import OllamaInputs
-from api.schemas.vector_answers import (
     ApiVersion,
     BilledUnits,
+    CohereEmbedRequest,
     EmbeddedByType,
     Embedding,
+    EmbeddingRequest,
     Embeddings,
     EmbedMeta,
+    InputsRequest,
     InputUsage,
+    NativeInputs,
     NativeVector,
     RankedDocument,
     RankedResult,
     Reranked,
+    RerankRequest,
     Score,
     Scores,
+    TextRerankRequest,
     TextScore,
     VectorsByType,
+    VectorsRequest,
 )
+from api.schemas.ollama import EmbedAnswer, EmbeddingsAnswer, OllamaInputs
 from api.schemas.view import Endpoint, View, answer_id
 from control.errors import ContextLengthExceeded, RequestError
 from control.messages import GenerationRequest, Input, LogEntry, PoolingAssets, Sampling

@@ -37,7 +37,7 @@ from api.models.confined import ConfinedFiles, Report
 from api.models.fill_in_middle import FillInMiddle, fill_in_middle_of
 from api.models.grammar import letters
 from api.models.model_process import Files
-from api.schemas.ollama_request import LATEST
+from api.schemas.ollama import LATEST
 from api.schemas.view import CallFormat
 from api.settings import ApiSettings
 from control.constants import ASSETS_LEFT_MS
@@ -51,8 +51,7 @@ from control.records.api_reports import CALLS, KEPT_S, note_breach
 from control.redis.clients import AsyncRedis, SyncRedis
 from control.redis.connection import arun_steps, read, run_every, run_steps
 from control.replicas import health
-from control.replicas.health import AssetsMark
-from control.replicas.health.overview import ASLEEP
+from control.replicas.health import ASLEEP, AssetsMark
 from control.text.tokenizer_check import MOST_TOKEN_BYTES, judge
 
 log = structlog.stdlib.get_logger(__name__)

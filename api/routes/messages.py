@@ -24,8 +24,14 @@ from api.routes.generation import (
 )
 from api.schemas.answers import encode
 from api.schemas.bodies import taking
-from api.schemas.message_answers import CountedTokens, OriginalTokens
-from api.schemas.message_request import CountTokensRequest, MessageRequest, parse_count, parse_message
+from api.schemas.messages import (
+    CountedTokens,
+    CountTokensRequest,
+    MessageRequest,
+    OriginalTokens,
+    parse_count,
+    parse_message,
+)
 
 
 @post(

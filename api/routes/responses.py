@@ -38,8 +38,7 @@ from api.schemas.compaction import is_compaction, kept_messages, since_compactio
 from api.schemas.converted import Converted
 from api.schemas.decoding import missing
 from api.schemas.generation import check_number
-from api.schemas.item_parts import has_images
-from api.schemas.items import Item, read_items, trigger
+from api.schemas.items import Item, has_images, read_items, trigger
 from api.schemas.response_answers import StoredOutput
 from api.schemas.response_tools import unenforced
 from api.schemas.responses import ResponseRequest, parse_response

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from api.schemas.item_parts import without_images
-from api.schemas.items import Item, Unseal
+from api.schemas.items import Item, Unseal, without_images
 from api.schemas.responses import ResponseRequest
 
 SUMMARY_TOKENS = 2048

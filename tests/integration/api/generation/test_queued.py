@@ -14,8 +14,7 @@ from api.settings import ApiSettings
 from control import requests
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, Sampling
-from control.redis.batches import Batches
-from control.redis.connection import arun, arun_every, connect_async
+from control.redis.connection import Batches, arun, arun_every, connect_async
 from control.replicas.lease import acquire
 from control.requests import Enqueue
 from tests.servers import NEW, serving

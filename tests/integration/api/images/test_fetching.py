@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from api.images import fetching
-from api.images.fetching import Connector, Fetcher, FetchPlaces, Oversized
-from api.images.hosts import Hosts, Place, UrlRefused
+from api.images.fetching import Connector, Fetcher, FetchPlaces, Hosts, Oversized, Place, UrlRefused
 from api.images.loading import ImageLoader, RequestImages
 from api.schemas.image_parts import ImageSource
 from control.errors import RequestError

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from api.generation.chunks import Durations
 from api.generation.ollama_rendering import OllamaRenderer
 from api.http.errors import StreamInterrupted
-from api.schemas.ollama_answers import ChatAnswer, GenerateAnswer
+from api.schemas.ollama import ChatAnswer, GenerateAnswer
 from api.schemas.view import Calling, Endpoint, Reading, Thinking, View
 from control.clock import now_ms
 from control.messages import LogEntry

@@ -27,10 +27,10 @@ from api.schemas.answers import (
     NativePart,
     NativeResult,
 )
-from api.schemas.message_answers import MessageEvent, MessageObject
-from api.schemas.ollama_answers import ChatAnswer, EmbedAnswer, EmbeddingsAnswer, GenerateAnswer
+from api.schemas.embeddings import EmbeddedByType, Embeddings, NativeVector, Reranked, Scores, TextScore
+from api.schemas.messages import MessageEvent, MessageObject
+from api.schemas.ollama import ChatAnswer, EmbedAnswer, EmbeddingsAnswer, GenerateAnswer
 from api.schemas.response_answers import RESPONSE_EVENTS, ResponseObject
-from api.schemas.vector_answers import EmbeddedByType, Embeddings, NativeVector, Reranked, Scores, TextScore
 from api.schemas.view import Calling, Endpoint, Reading, Thinking, View
 from control.messages import FinishReason, LogEntry, PromptToken, TokenLogprobs
 from tests.integration.api.calling import WEATHER, called

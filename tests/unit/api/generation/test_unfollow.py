@@ -8,8 +8,7 @@ from typing import Any
 
 from api.generation.follow import Feed, UnfollowQueue
 from control.errors import RedisUnavailable
-from control.redis.batches import Batches
-from control.redis.connection import Call
+from control.redis.connection import Batches, Call
 
 
 class Sent(Batches):

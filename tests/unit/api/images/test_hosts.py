@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from api.images.hosts import Hosts, UrlRefused, is_public
+from api.images.fetching import Hosts, UrlRefused, is_public
 
 HOSTS = Hosts(["img.example.com", "CDN.example.com:8443"])
 
