@@ -214,22 +214,20 @@ class RandomFarm:
                 self._counts["not placed though it fits"] += 1
 
     def _rebalance(self) -> None:
-        specs, hosts = self._state()[:2]
-        assignments = self._assignments
-        before = rebalance.unplaced(specs, hosts, assignments, self._needs, {})
+        farm = rebalance.Farm(*self._state(), self._needs, {})
+        before = farm.unplaced()
         for _ in range(rebalance.MOST_MOVES):
-            move = rebalance.next_move(specs, hosts, assignments, self._needs, {})
+            move = farm.next_move()
             if move is None:
                 break
             self._counts["moves"] += 1
-            began = rebalance.after(assignments, move)
-            self._check(began, "host exceeded by a move")
-            self._check(rebalance.settled(specs, hosts, began, self._needs, {}), "host exceeded by a move")
-            assignments = rebalance.settled(specs, hosts, rebalance.without_old(began, move), self._needs, {})
-            self._check(assignments, "host exceeded by a move")
+            began = farm.after(move)
+            farm = began.without_old(move).settled()
+            for state in (began, began.settled(), farm):
+                self._check(state.held, "host exceeded by a move")
         else:
             self._counts["moves for ever"] += 1
-        rest = rebalance.unplaced(specs, hosts, assignments, self._needs, {})
+        rest = farm.unplaced()
         self._counts["placed by moves"] += len(before) - len(rest)
 
     def _state(self) -> tuple[list[ModelSpec], list[Host], dict[str, list[Assignment]]]:
