@@ -39,7 +39,7 @@ from control.messages import EventRow, LogEntry, decode_event, decode_request
 from control.redis.clients import AsyncRedis
 from control.redis.connection import Batches, Call, Steps, arun, arun_every, arun_steps
 from control.redis.outage import outage
-from control.requests import Enqueue, Enqueued, Followed, Place, enqueue_again, repair
+from control.requests import Enqueue, Enqueued, Followed, QueuePlace, enqueue_again, repair
 from control.requests.token_log import TokenLog
 
 log = structlog.stdlib.get_logger(__name__)
@@ -82,7 +82,7 @@ class Feed:
         self.looks = 0
         """The number of times that it was looked at."""
         self.position: int | None = None
-        """Place in the model's queue, from 1; None when it is not known."""
+        """QueuePlace in the model's queue, from 1; None when it is not known."""
         self.shown: int | None = None
         """The place that the client was shown last."""
         self.show_at = math.inf
@@ -181,7 +181,7 @@ class Feed:
         if self.diverged or self._newest > have:
             self._ask()
 
-    def placed(self, place: Place, now: float) -> bool:
+    def placed(self, place: QueuePlace, now: float) -> bool:
         """It waits at this place. True if the reader is woken, because the client is to be shown it."""
         self.position = place.position
         self.claim_at = None if place.expected_wait_s is None else now + place.expected_wait_s
@@ -530,7 +530,7 @@ class QueuedFeeds:
     async def _look_at(self, model: str, feeds: list[Feed]) -> None:
         # Of a request that another process began nothing is known yet.
         waiting = [feed for feed in feeds if feed.recoverable or feed.fields]
-        places: list[Place | None] = []
+        places: list[QueuePlace | None] = []
         if waiting:
             places = await arun(self._client, requests.places(model, self._api_id, [feed.rid for feed in waiting]))
         others = [feed for feed in feeds if not (feed.recoverable or feed.fields)]

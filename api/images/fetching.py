@@ -62,7 +62,7 @@ class UrlRefused(FurrowError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckedUrl:
     """A URL that was checked. `target` is its path and query."""
 
     scheme: str
@@ -94,7 +94,7 @@ class Hosts:
         """Number of names."""
         return len(self._ports)
 
-    def place(self, url: str) -> Place:
+    def checked(self, url: str) -> CheckedUrl:
         """The parts of a URL of one of the hosts. Raises UrlRefused."""
         match = _URL.fullmatch(url[: _LONGEST_URL + 1].partition("#")[0])
         if match is None or len(url) > _LONGEST_URL or match["scheme"].lower() not in _PORTS:
@@ -113,7 +113,7 @@ class Hosts:
             allowed = ", ".join(map(str, sorted(self._ports[host])))
             raise UrlRefused(f"is on port {port[:8]} of '{host[:80]}', where --image-hosts allows {allowed}")
         target = match["target"]
-        return Place(scheme, host, number, target if target.startswith("/") else f"/{target}")
+        return CheckedUrl(scheme, host, number, target if target.startswith("/") else f"/{target}")
 
 
 def is_public(address: str) -> bool:
@@ -327,8 +327,8 @@ class HostResponse:
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """From a host and a port to its addresses; raises OSError."""
-Connect = Callable[[str, Place], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
-"""A connection to an address for a place, with TLS where its scheme says so; raises OSError."""
+Connect = Callable[[str, CheckedUrl], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+"""A connection to an address for a URL, with TLS where its scheme says so; raises OSError."""
 
 PATIENCE_S = 20.0
 """For all images of a request: names, connections, redirects, and the decoding between them."""
@@ -366,7 +366,7 @@ class Fetcher:
 
         Raises UrlRefused, Oversized, and TooManyBodies where others hold all memory.
         """
-        self._hosts.place(url)  # a refusal waits for no turn
+        self._hosts.checked(url)  # a refusal waits for no turn
         try:
             async with asyncio.timeout_at(until):
                 return await self._follow(url, room, tenant)
@@ -388,29 +388,29 @@ class Fetcher:
             del self._buffered[tenant]
 
     async def _follow(self, url: str, room: int, tenant: str) -> bytes:
-        place = self._hosts.place(url)
+        checked = self._hosts.checked(url)
         for _ in range(MOST_REDIRECTS + 1):
-            async with self._places.place(tenant, place.host):
-                answer = await self._get(place, room, tenant)
+            async with self._places.place(tenant, checked.host):
+                answer = await self._get(checked, room, tenant)
             if answer.location is None:
                 return bytes(answer.body)
-            url = urljoin(f"{place.scheme}://{place.authority}{place.target}", answer.location)
-            secure = place.scheme == "https"
-            place = self._hosts.place(url)
-            if secure and place.scheme != "https":
+            url = urljoin(f"{checked.scheme}://{checked.authority}{checked.target}", answer.location)
+            secure = checked.scheme == "https"
+            checked = self._hosts.checked(url)
+            if secure and checked.scheme != "https":
                 raise ResponseRefused("it is redirected from https to http")
         raise ResponseRefused(f"it is redirected more than {MOST_REDIRECTS} times")
 
-    async def _get(self, place: Place, room: int, tenant: str) -> HostResponse:
-        addresses = await self._resolve(place.host, place.port)
+    async def _get(self, checked: CheckedUrl, room: int, tenant: str) -> HostResponse:
+        addresses = await self._resolve(checked.host, checked.port)
         # All of them: a name that also leads into a private network is no host of public images.
         if not addresses or not all(is_public(address) for address in addresses):
-            raise UrlRefused(f"is on the host '{place.host}', whose addresses are not all public")
-        reader, writer = await self._connect(addresses[0], place)
+            raise UrlRefused(f"is on the host '{checked.host}', whose addresses are not all public")
+        reader, writer = await self._connect(addresses[0], checked)
         answer = HostResponse(room)
         try:
             writer.write(
-                f"GET {place.target} HTTP/1.1\r\nHost: {place.authority}\r\nUser-Agent: {_AGENT}\r\n"
+                f"GET {checked.target} HTTP/1.1\r\nHost: {checked.authority}\r\nUser-Agent: {_AGENT}\r\n"
                 "Accept: image/*\r\nAccept-Encoding: identity\r\nConnection: close\r\n\r\n".encode("ascii")
             )
             while not answer.complete:
@@ -478,9 +478,9 @@ class Connector:
         """`context`: the authorities that are trusted; None: those of the system."""
         self._context = context
 
-    async def connect(self, address: str, place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if place.scheme != "https":
-            return await asyncio.open_connection(address, place.port)
+    async def connect(self, address: str, checked: CheckedUrl) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if checked.scheme != "https":
+            return await asyncio.open_connection(address, checked.port)
         if self._context is None:
             self._context = await asyncio.to_thread(ssl.create_default_context)
-        return await asyncio.open_connection(address, place.port, ssl=self._context, server_hostname=place.host)
+        return await asyncio.open_connection(address, checked.port, ssl=self._context, server_hostname=checked.host)

@@ -537,7 +537,7 @@ def withdraw(client: SyncRedis, host_id: str, assignment: Assignment, at_once: b
 def drain_replica(client: SyncRedis, model: str, replica: str) -> list[tuple[str, Assignment]]:
     """Ask every part of the replica to go; (host, assignment) of each. Raises SettingsError if no host has it."""
     held = [(host, one) for host, assignments in all_assignments(client).items() for one in assignments]
-    parts = [(host, one) for host, one in held if (one.spec.name, one.replica) == (model, replica)]
+    parts = [(host, one) for host, one in held if one.place == (model, replica)]
     if not parts:
         names = sorted({one.replica for _, one in held if one.spec.name == model})
         raise SettingsError(f"model '{model}' has no replica '{replica}'; it has {', '.join(names) or 'none'}")

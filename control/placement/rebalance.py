@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from control.messages import Assignment, ModelSpec
+from control.messages import Assignment, ModelSpec, Place
 from control.placement.placement import (
     Action,
     Assign,
@@ -22,7 +22,7 @@ from control.placement.placement import (
     bytes_of,
     place,
 )
-from control.placement.rollout import Place, free_names, is_giving_back, plan
+from control.placement.rollout import carried_out, free_names, is_giving_back, plan
 
 Held = dict[str, list[Assignment]]
 """Assignments by host id."""
@@ -91,12 +91,8 @@ class Farm:
 
     def after(self, move: Move) -> Farm:
         """The farm right after a move has begun: the replica leaves, and its successor starts."""
-        held = {host: list(own) for host, own in self.held.items()}
-        held[move.source] = [
-            msgspec.structs.replace(one, withdrawn=True) if is_moved(one, move) else one for one in held[move.source]
-        ]
-        held.setdefault(move.target, []).append(move.successor)
-        return replace(self, held=held)
+        actions = [Withdraw(move.source, move.model, move.replica), Assign(move.target, move.successor)]
+        return replace(self, held=carried_out(self.held, actions))
 
     def without_old(self, move: Move) -> Farm:
         """The farm once the replica has left."""
@@ -112,28 +108,17 @@ class Farm:
         """The farm once the planner finds nothing more to do, where every replica serves and ends as it should."""
         state = self
         for _ in range(_MOST_TURNS):
-            held = {host: list(own) for host, own in state.held.items()}
-            changed = False
-            for action in state._actions():
-                match action:
-                    case Assign(host, assignment):
-                        place = assignment.spec.name, assignment.replica
-                        held[host] = [*_others(held.get(host, []), *place), assignment]
-                        changed = True
-                    case Withdraw(host, model, replica):
-                        held[host] = _others(held[host], model, replica)
-                        changed = True
-                    case Unplaceable():
-                        pass
+            actions = state._actions()
+            held = carried_out(state.held, actions)
             leaving = any(one.withdrawn for own in held.values() for one in own)
             state = replace(state, held={host: [one for one in own if not one.withdrawn] for host, own in held.items()})
-            if not changed and not leaving:
+            if not leaving and not any(isinstance(one, Assign) for one in actions):
                 break
         return state
 
     def _actions(self) -> list[Action]:
         """What the planner does where every replica serves that does not leave."""
-        serving = {(one.spec.name, one.replica) for own in self.held.values() for one in own if not one.withdrawn}
+        serving = {one.place for own in self.held.values() for one in own if not one.withdrawn}
         return plan(self.specs, self.hosts, self.held, serving, needs=self.needs, replica_counts=self.replica_counts)
 
     def _possible(self) -> Iterator[Move]:
@@ -189,14 +174,9 @@ class Farm:
         return max(source, target) - changed
 
 
-def _others(assignments: list[Assignment], model: str, replica: str) -> list[Assignment]:
-    """The assignments of other replicas."""
-    return [one for one in assignments if (one.spec.name, one.replica) != (model, replica)]
-
-
 def is_moved(one: Assignment, move: Move) -> bool:
     """True of the assignment whose replica moves."""
-    return (one.spec.name, one.replica) == (move.model, move.replica)
+    return one.place == (move.model, move.replica)
 
 
 def _as_needed(successor: Assignment, old: Assignment, needs: Needs) -> Assignment:

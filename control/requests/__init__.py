@@ -18,7 +18,7 @@ from control.requests.enqueue import (
     read_image,
     stage_images,
 )
-from control.requests.follow import Followed, Place, follow, places, position, unfollow
+from control.requests.follow import Followed, QueuePlace, follow, places, position, unfollow
 from control.requests.repair import Repaired, repair
 from control.requests.suspects import Inheritance, inherit, note_suspects, read_dockets
 from control.requests.token_log import (

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from api.images import fetching
-from api.images.fetching import Connector, Fetcher, FetchPlaces, Hosts, Oversized, Place, UrlRefused
+from api.images.fetching import CheckedUrl, Connector, Fetcher, FetchPlaces, Hosts, Oversized, UrlRefused
 from api.images.loading import ImageLoader, RequestImages
 from api.schemas.image_parts import ImageSource
 from control.errors import RequestError
@@ -52,7 +52,7 @@ class Site:
         self.resolved += 1
         return self.addresses
 
-    async def _connect(self, address: str, place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, address: str, place: CheckedUrl) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self.connected.append(address)
         return await asyncio.open_connection("127.0.0.1", self.port)
 
@@ -215,7 +215,7 @@ async def hanging(site: Site, tenants: int) -> tuple[list[asyncio.Task[bytes]], 
     """160 fetches from a host that takes connections and says nothing, of so many tenants; they end with the event."""
     connect, over = site.fetcher._connect, asyncio.Event()  # pyright: ignore[reportPrivateUsage]
 
-    async def hang(address: str, place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def hang(address: str, place: CheckedUrl) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if place.host == "other.example.com":
             await over.wait()
         return await connect(address, place)
@@ -303,7 +303,7 @@ class SecureSite(Site):
         super().__init__(10)
         self._trusted = trusted
 
-    async def _connect(self, address: str, place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, address: str, place: CheckedUrl) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self.connected.append(address)
         return await Connector(self._trusted).connect("127.0.0.1", replace(place, port=self.port))
 
