@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from api.background.canary import Canary
 from api.background.completion import ResponseCompletion
-from api.background.farm_events import FarmEvents
 from api.background.heartbeat import Heartbeat
 from api.background.orphans import OrphanReaper
 from api.background.plot_history import PlotHistory
-from api.background.shared_reads import AccountReads, SharedReads
 from api.generation.archive import Archive
 from api.generation.follow import Follower
 from api.generation.seals import Seals
@@ -20,6 +18,7 @@ from api.http.limits import Limiter, Settler
 from api.http.middleware import Admission
 from api.images.fetching import Fetcher, Hosts
 from api.images.loading import ImageLoader
+from api.models.farm import AccountReads, FarmEvents, SharedReads
 from api.models.grammar import GrammarChecks
 from api.models.models import Models
 from api.observability import EndedRequests, Metrics, WaitLog

@@ -34,14 +34,21 @@ from api.routes.generation import (
 )
 from api.schemas.answers import encode
 from api.schemas.bodies import taking
-from api.schemas.compaction import is_compaction, kept_messages, since_compaction, summarising, with_summaries
 from api.schemas.converted import Converted
 from api.schemas.decoding import missing
 from api.schemas.generation import check_number
 from api.schemas.items import Item, has_images, read_items, trigger
 from api.schemas.response_answers import StoredOutput
 from api.schemas.response_tools import unenforced
-from api.schemas.responses import ResponseRequest, parse_response
+from api.schemas.responses import (
+    ResponseRequest,
+    is_compaction,
+    kept_messages,
+    parse_response,
+    since_compaction,
+    summarising,
+    with_summaries,
+)
 from api.schemas.state import Deleted, InputItems, InputTokens
 from api.schemas.view import COMPACTION, Cursor
 from control.errors import RequestError, RequestNotFound
