@@ -1,5 +1,5 @@
-"""A model's specification: what an operator names made into one, and the operations on it: load, change, restart, scale,
-pause and unload.
+"""A model's specification: what an operator names made into one, and the operations on it: load, change, restart,
+scale, pause and unload.
 """
 
 from __future__ import annotations
