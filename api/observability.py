@@ -305,7 +305,7 @@ _STRANGERS = (401, 403)
 """Statuses of callers without a right here: they could push all others out."""
 
 
-class EndedRequests:
+class EndReports:
     """Collects ends between two rounds."""
 
     def __init__(self, client: AsyncRedis) -> None:

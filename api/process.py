@@ -16,12 +16,12 @@ from api.http.bodies import Bodies
 from api.http.gate import Gate, Keyring, OriginCheck
 from api.http.limits import Limiter, Settler
 from api.http.middleware import Admission
-from api.images.fetching import Fetcher, Hosts
+from api.images.fetching import AllowedHosts, Fetcher
 from api.images.loading import ImageLoader
 from api.models.farm import AccountReads, FarmEvents, SharedReads
 from api.models.grammar import GrammarChecks
 from api.models.models import Models
-from api.observability import EndedRequests, Metrics, WaitLog
+from api.observability import EndReports, Metrics, WaitLog
 from api.settings import ApiSettings
 from control.redis.connection import Batches, connect, connect_async, hardened
 
@@ -53,7 +53,7 @@ class Process:
             settings.connection_limits.admission_s, lambda status: self.metrics.request_ended(status, None, 0.0)
         )
         self.bodies = Bodies(settings.body_limits)
-        self.images = ImageLoader(fetcher=Fetcher(Hosts(settings.image_hosts)) if settings.image_hosts else None)
+        self.images = ImageLoader(fetcher=Fetcher(AllowedHosts(settings.image_hosts)) if settings.image_hosts else None)
         self.models = Models(self.sync_client, settings, self.images, self.client)
         self.follower = Follower(self.client, self.batches, settings)
         self.orphans = OrphanReaper(self.sync_client, settings.api_id, self.client)
@@ -63,7 +63,7 @@ class Process:
         self.archive = Archive(self.batches, settings)
         self.seals = Seals(self.batches)
         self.wait_log = WaitLog(settings.wait_warning)
-        self.ended_requests = EndedRequests(self.client)
+        self.ended_requests = EndReports(self.client)
         self.plot_history = PlotHistory(self.client, self.models)
         self.sessions = Sessions(
             self.follower,

@@ -16,7 +16,7 @@ import structlog
 from api.chat.reading.form import Form, Pair
 from api.chat.reading.response_template import FormError, form_of
 from api.chat.tokens import Vocabulary
-from api.schemas.view import OWN, CallFormat, Thinking
+from api.schemas.view import OWN, CallFormat, ThinkingMarks
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -85,7 +85,7 @@ class Forms:
     """None: the model has no such thing, or writes it in a form that is not known here."""
 
     calls: CallFormat | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingMarks | None = None
     text: CallFormat = ""
     """The form of a text that has channels or marks of its own."""
     own: Any = None
@@ -122,7 +122,7 @@ def forms_of(template: str | None, vocabulary: Vocabulary, calls: CallFormat | N
             log.warning("a response template is passed over", action="response_template", reason=str(error))
         else:
             pair = read.reasoning[0] if read.reasoning else None
-            marks = None if pair is None else Thinking(pair.open.strip(), pair.close.strip())
+            marks = None if pair is None else ThinkingMarks(pair.open.strip(), pair.close.strip())
             thinking = marks or _thinking(source, vocabulary)
             return Forms(OWN if read.calls is not None else None, thinking, _text(read), own)
     understood = None if form is None or form.calls is None else name
@@ -158,11 +158,11 @@ def _form_name(source: str, vocabulary: Vocabulary) -> str | None:
     return None
 
 
-def _thinking(source: str, vocabulary: Vocabulary, form: Form | None = None) -> Thinking | None:
+def _thinking(source: str, vocabulary: Vocabulary, form: Form | None = None) -> ThinkingMarks | None:
     for pair in [*(form.reasoning if form is not None else ()), *reasoning_pairs()]:
         opened = pair.open.strip()
         closed = pair.close.strip()
         closes = closed in source and closed.startswith(("</", "[/"))
         if opened in source or closes or (vocabulary.knows(opened) and vocabulary.knows(closed)):
-            return Thinking(pair.open if form is not None and form.channels else opened, closed)
+            return ThinkingMarks(pair.open if form is not None and form.channels else opened, closed)
     return None

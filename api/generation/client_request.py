@@ -602,7 +602,7 @@ async def _checked_request(
     for text, param in rendered.warnings:
         caller.warnings.add(text, param)
     constraint = rendered.constraint
-    grammar = await grammars.check(constraint, served.letters) if constraint is not None else None
+    grammar = await grammars.check(constraint, served.grammar_tokens) if constraint is not None else None
     prompts = await tokenize_prompts(rendered, body, served, caller.images)
     caller.images.loaded.clear()
 

@@ -76,7 +76,7 @@ class CheckedUrl:
         return self.host if self.port == _PORTS[self.scheme] else f"{self.host}:{self.port}"
 
 
-class Hosts:
+class AllowedHosts:
     """Names of hosts, exact, with the ports that each may be asked on."""
 
     def __init__(self, entries: Iterable[str]) -> None:
@@ -348,7 +348,7 @@ class Fetcher:
 
     def __init__(
         self,
-        hosts: Hosts,
+        hosts: AllowedHosts,
         resolve: Resolve | None = None,
         connect: Connect | None = None,
         patience_s: float = PATIENCE_S,

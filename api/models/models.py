@@ -35,7 +35,7 @@ from api.http.turns import off_loop
 from api.images.loading import ImageLoader
 from api.models.confined import ConfinedFiles, Report
 from api.models.fill_in_middle import FillInMiddle, fill_in_middle_of
-from api.models.grammar import letters
+from api.models.grammar import grammar_tokens
 from api.models.model_process import Files
 from api.schemas.ollama import LATEST
 from api.schemas.view import CallFormat
@@ -68,7 +68,7 @@ class ServedModel:
     name: str
     assets: ModelAssets
     vocabulary: Vocabulary
-    letters: bytes
+    grammar_tokens: bytes
     """The part of the vocabulary that a grammar can name."""
     text_bytes: int
     """The size of a body that holds a text of a whole context."""
@@ -161,7 +161,7 @@ def serve(
     forms = forms_of(assets.chat_template, vocabulary, tool_parser, own)
     size = text_bytes(assets.context_length, longest)
     gaps = fill_in_middle_of(vocabulary)
-    named = letters(vocabulary, assets)
+    named = grammar_tokens(vocabulary, assets)
     assets = _without_tokenizer(assets)
     give_back_memory()
     loader = images if assets.images is not None else None

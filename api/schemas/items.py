@@ -196,7 +196,7 @@ class CustomToolCall(msgspec.Struct, kw_only=True):
     namespace: str | None = None
 
 
-class LocalShellAction(msgspec.Struct, kw_only=True, omit_defaults=True):
+class SentLocalShellAction(msgspec.Struct, kw_only=True, omit_defaults=True):
     command: list[str]
     env: dict[str, str] | None = None
     timeout_ms: int | None = None
@@ -206,7 +206,7 @@ class LocalShellAction(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class LocalShellCall(msgspec.Struct, kw_only=True):
     type: Literal["local_shell_call"]
-    action: LocalShellAction
+    action: SentLocalShellAction
     call_id: str | None = None
     id: str | None = None
 
@@ -220,7 +220,7 @@ class LocalShellCallOutput(msgspec.Struct, kw_only=True):
     call_id: str | None = None
 
 
-class ShellAction(msgspec.Struct, kw_only=True, omit_defaults=True):
+class SentShellAction(msgspec.Struct, kw_only=True, omit_defaults=True):
     commands: list[str]
     timeout_ms: int | None = None
     max_output_length: int | None = None
@@ -229,7 +229,7 @@ class ShellAction(msgspec.Struct, kw_only=True, omit_defaults=True):
 class ShellCall(msgspec.Struct, kw_only=True):
     type: Literal["shell_call"]
     call_id: str
-    action: ShellAction
+    action: SentShellAction
     id: str | None = None
 
 
@@ -251,7 +251,7 @@ class ShellCallOutput(msgspec.Struct, kw_only=True):
     id: str | None = None
 
 
-class PatchOperation(msgspec.Struct, kw_only=True, omit_defaults=True):
+class SentPatchOperation(msgspec.Struct, kw_only=True, omit_defaults=True):
     type: Literal["create_file", "update_file", "delete_file"]
     path: str
     diff: str | None = None
@@ -260,7 +260,7 @@ class PatchOperation(msgspec.Struct, kw_only=True, omit_defaults=True):
 class ApplyPatchCall(msgspec.Struct, kw_only=True):
     type: Literal["apply_patch_call"]
     call_id: str
-    operation: PatchOperation
+    operation: SentPatchOperation
     id: str | None = None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from api.images import fetching
-from api.images.fetching import CheckedUrl, Connector, Fetcher, FetchPlaces, Hosts, Oversized, UrlRefused
+from api.images.fetching import AllowedHosts, CheckedUrl, Connector, Fetcher, FetchPlaces, Oversized, UrlRefused
 from api.images.loading import ImageLoader, RequestImages
 from api.schemas.image_parts import ImageSource
 from control.errors import RequestError
@@ -41,7 +41,7 @@ class Site:
         self.connected: list[str] = []
         self.pause_s = 0.0
         self.resolved = 0
-        hosts = Hosts(["img.example.com", "other.example.com"])
+        hosts = AllowedHosts(["img.example.com", "other.example.com"])
         self.fetcher = Fetcher(hosts, self._resolve, self._connect, patience_s)
 
     async def fetch(self, url: str = URL, room: int = 1000, tenant: str = "", patience_s: float | None = None) -> bytes:
@@ -118,7 +118,9 @@ async def test_no_connection_to_an_address_that_is_not_public(site: Site, addres
 async def test_the_systems_own_resolver_is_checked() -> None:
     """`localhost` on the list of hosts is refused by its address."""
     with pytest.raises(UrlRefused, match="not all public"):
-        await Fetcher(Hosts(["localhost"])).fetch("http://localhost/", 10, asyncio.get_running_loop().time() + 10)
+        await Fetcher(AllowedHosts(["localhost"])).fetch(
+            "http://localhost/", 10, asyncio.get_running_loop().time() + 10
+        )
 
 
 def redirect(to: str, status: str = "302 Found") -> bytes:

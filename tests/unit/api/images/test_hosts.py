@@ -6,9 +6,9 @@ import ipaddress
 
 import pytest
 
-from api.images.fetching import Hosts, UrlRefused, is_public
+from api.images.fetching import AllowedHosts, UrlRefused, is_public
 
-HOSTS = Hosts(["img.example.com", "CDN.example.com:8443"])
+HOSTS = AllowedHosts(["img.example.com", "CDN.example.com:8443"])
 
 
 @pytest.mark.parametrize(
@@ -117,4 +117,4 @@ def test_a_url_of_a_named_host() -> None:
 )
 def test_an_entry_that_is_no_host(entry: str) -> None:
     with pytest.raises(ValueError, match="is no host"):
-        Hosts([entry])
+        AllowedHosts([entry])
