@@ -64,10 +64,8 @@ class ResponseCompletion:
         self.servers: list[ServerMemory] = []
         """Redis' memory at the last look."""
         self._task = PeriodicTask("look_after", self._look_after, EVERY_S)
+        self.start = self._task.start
         self._following: dict[str, asyncio.Task[None]] = {}
-
-    def start(self) -> None:
-        self._task.start()
 
     async def stop(self) -> None:
         """Stop following. Requests go on; another process, or this one's successor, completes their responses."""

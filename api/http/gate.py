@@ -77,12 +77,8 @@ class Keyring:
         self._used: set[str] = set()
         self._noted: dict[str, float] = {}
         self._task = PeriodicTask("read_keys", self._keep_looking, LOOK_EVERY_S)
-
-    def start(self) -> None:
-        self._task.start()
-
-    async def stop(self) -> None:
-        await self._task.stop()
+        self.start = self._task.start
+        self.stop = self._task.stop
 
     async def find(self, key_id: str) -> ApiKey | None:
         """The key of an id, whatever its state. Raises RedisUnavailable where only Redis could tell."""

@@ -59,9 +59,7 @@ class Settler:
         """Model → the time of this loop until which it is looked at."""
         self._sweep_at = 0.0
         self._task = PeriodicTask("settle", self._settle, self._until_next, retry_s=SWEEP_S)
-
-    def start(self) -> None:
-        self._task.start()
+        self.start = self._task.start
 
     async def stop(self) -> None:
         await self._task.stop()

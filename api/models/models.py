@@ -291,13 +291,11 @@ class Models:
         self._away: RedisUnavailable | None = None
         """The error of the last look. While the periodic task runs, requests raise it and need not try as well."""
         self._task = PeriodicTask("look", self._keep_looking, LOOK_EVERY_S)
+        self.start = self._task.start
         self._read_at = 0.0
         """The monotonic time at which this process read the overviews itself."""
         self.seen = False
         """True if the farm answered when it was last looked at."""
-
-    def start(self) -> None:
-        self._task.start()
 
     async def stop(self) -> None:
         await self._task.stop()
