@@ -74,7 +74,7 @@ class ApiSettings:
     console_text: bool = False
     """True if operators are shown prompts and answers of all tenants."""
     image_hosts: tuple[str, ...] = ()
-    """Hosts that images are fetched from, as `api.images.hosts` reads them; empty: none is fetched."""
+    """Hosts that images are fetched from, as `api.images.fetching` reads them; empty: none is fetched."""
     share_prefixes: tuple[str, ...] = ()
     """Tenants whose requests begin with each other's cached prefixes, or `all`; others share within the tenant."""
     grace: float = 30.0
