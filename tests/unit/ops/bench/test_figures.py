@@ -8,8 +8,6 @@ import pytest
 from ops.bench.__main__ import VERBS, bench
 from ops.bench.load.fairness import Window, tokens_per_second
 from ops.bench.load.overload import REFUSED, Phase, figures
-from ops.bench.load.stored import Seen
-from ops.bench.load.stored import figures as stored_figures
 from ops.harness.client import Answer
 from ops.harness.processes import growth, part_of
 from ops.harness.program import Figure, conclude, figures_table
@@ -107,17 +105,3 @@ def test_an_overload_is_judged_by_waiting_refusals_and_memory() -> None:
         "requests that failed otherwise",
         "api: growth of the peak",
     ]
-
-
-def test_a_stored_chat_that_is_lost_fails_the_bench() -> None:
-    """Also a record beyond the quota, a loop that is held up, and memory that grows."""
-    seen = Seen(texts={str(at): "text" for at in range(90)}, memory=[0, 2**20])
-
-    def holds(lag: float, lost: int, records: int) -> list[bool]:
-        return [one.holds for one in stored_figures(seen, lag, lost, records, 100.0, 50)]
-
-    assert holds(1.0, 0, 50) == [True] * 6
-    assert holds(1.6, 1, 51) == [True, True, False, False, True, False]
-    seen.memory.append(33 * 2**20)
-    seen.failed.append("503")
-    assert holds(1.0, 0, 50) == [True, False, True, True, False, True]
