@@ -76,8 +76,8 @@ def echo_list(
     as_json: bool,
     described: Callable[[Item], Any] = lambda item: item,
 ) -> bool:
-    """A row for each item, with the headings of `columns` and what they make of it; `nothing` is the line in place of an
-    empty table. As JSON each item is what `described` makes of it. True if a table was printed."""
+    """A row for each item, with the headings of `columns` and what they make of it; `nothing` is the line for no items.
+    As JSON each item is what `described` makes of it. True if a table was printed."""
     if as_json:
         echo_json([described(item) for item in items])
     elif not items:
