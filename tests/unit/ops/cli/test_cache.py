@@ -82,7 +82,7 @@ def test_a_cache_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "absent"))
     assert run("list").stdout == f"The cache {tmp_path}/absent/furrow is empty.\n"
     assert run("list", "--json").stdout == "[]\n"
-    assert run("clear", "all").stdout == "0 files deleted, 0 B.\n"
+    assert run("clear", "all").stdout == "0 files deleted, 0 bytes.\n"
 
 
 def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
