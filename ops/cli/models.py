@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -23,7 +23,7 @@ from ops.cli.hosts import rebalance
 from ops.cli.options import idle_option, model_options
 from ops.cli.plan import plan
 from ops.cli.progress import Stage, Waiting, stage_of
-from ops.cli.tables import echo_json, echo_line, echo_table, json_option
+from ops.cli.tables import echo_json, echo_line, echo_list, json_option
 from ops.demo import MODEL_DIR
 
 TICK_S = 0.1
@@ -252,10 +252,29 @@ def _without_assets(overview: health.Overview) -> dict[str, Any]:
     return fields
 
 
-def _row_without_replica(overview: health.Overview, weights: str) -> tuple[str, ...]:
-    """Of a model that sleeps."""
-    about = (overview.model, "-", overview.state, overview.kind or "-", str(overview.revision), weights)
-    return (*about, "-", "-", "-", "-", str(overview.queued), overview.detail)
+def _columns(weights: dict[str, str]) -> dict[str, Callable[[ListedReplica], object]]:
+    """Of the listing; `weights`: the type of each model's weights."""
+    return {
+        "MODEL": lambda one: one.model.model,
+        "REPLICA": lambda one: one.replica.replica if one.replica else "-",
+        "STATE": lambda one: (one.replica or one.model).state,
+        "KIND": lambda one: one.model.kind or "-",
+        "REVISION": lambda one: (one.replica or one.model).revision,
+        "WEIGHTS": lambda one: weights.get(one.model.model, "-"),
+        "HOST": lambda one: (one.replica and one.replica.host) or "-",
+        "DEVICES": lambda one: (one.replica and ",".join(one.replica.devices)) or "-",
+        "EPOCH": lambda one: (one.replica and one.replica.epoch) or "-",
+        "STEP": lambda one: one.replica.seq if one.replica else "-",
+        "QUEUED": lambda one: one.model.queued,
+        "DETAIL": lambda one: _detail(one.model, one.replica) if one.replica else one.model.detail,
+    }
+
+
+class ListedReplica(NamedTuple):
+    """A row; a model that sleeps has no replica."""
+
+    model: health.Overview
+    replica: health.ReplicaOverview | None
 
 
 @models.command(name="list")
@@ -275,46 +294,8 @@ def list_models(as_json: bool, redis_url: str | None) -> None:
     for server in server_memory(client):
         click.echo(str(server), err=True)
     weights = {spec.name: spec.quant or spec.dtype for spec in catalog.list_specs(client)}
-    rows: list[tuple[str, ...]] = [
-        (
-            "MODEL",
-            "REPLICA",
-            "STATE",
-            "KIND",
-            "REVISION",
-            "WEIGHTS",
-            "HOST",
-            "DEVICES",
-            "EPOCH",
-            "STEP",
-            "QUEUED",
-            "DETAIL",
-        )
-    ]
-    for overview in overviews:
-        if not overview.replicas:
-            rows.append(_row_without_replica(overview, weights.get(overview.model, "-")))
-        for replica in overview.replicas:
-            rows.append(
-                (
-                    overview.model,
-                    replica.replica,
-                    replica.state,
-                    overview.kind or "-",
-                    str(replica.revision),
-                    weights.get(overview.model, "-"),
-                    replica.host or "-",
-                    ",".join(replica.devices) or "-",
-                    str(replica.epoch or "-"),
-                    str(replica.seq),
-                    str(overview.queued),
-                    _detail(overview, replica),
-                )
-            )
-    if len(rows) == 1:
-        click.echo("No models. Load one with `furrow models load MODEL`.")
-        return
-    echo_table(rows)
+    rows = [ListedReplica(overview, replica) for overview in overviews for replica in overview.replicas or [None]]
+    echo_list(rows, _columns(weights), "No models. Load one with `furrow models load MODEL`.", as_json=False)
     for overview in overviews:
         if len({replica.revision for replica in overview.replicas}) > 1:
             done = f"{overview.rolled_out} of {overview.wanted} replicas"

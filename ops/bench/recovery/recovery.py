@@ -338,15 +338,18 @@ def recovery(
         click.echo(f"{fault:<18}{len(mine):>8}{median(gaps):>10.2f}{max(gaps):>10.2f}{same:>12}")
     phases = {fault: [struck.phases for struck in mine] for fault, mine in strikes.items()}
     click.echo(table(phases, TARGETS_MS if shape is None else None))
+    figures = figures_of(strikes, agents) if shape is None else None
+    return Outcome(figures, {"strikes": strikes, "agents": agents})
+
+
+def figures_of(strikes: dict[str, list[Strike]], agents: list[AgentStrike]) -> list[Figure]:
+    """The figures with limits; strikes are by the names of FAULTS."""
     everything = [*(one for mine in strikes.values() for one in mine), *agents]
-    stopped = max(
-        one.detected_s for fault, mine in strikes.items() if FAULTS[fault][1] == signal.SIGSTOP for one in mine
-    )
-    figures = [
+    stopped = [one.detected_s for fault, mine in strikes.items() if FAULTS[fault][1] == signal.SIGSTOP for one in mine]
+    return [
         Figure("streams that ended otherwise than undisturbed", sum(one.streams - one.same for one in everything), 0),
-        Figure("rank stopped: worst time to find it", stopped, DETECTION_LIMIT_S, "s"),
+        Figure("rank stopped: worst time to find it", max(stopped), DETECTION_LIMIT_S, "s"),
         Figure("agent killed: longest pause of all streams", max(one.pause_s for one in agents), PAUSE_LIMIT_S, "s"),
         Figure("agent killed: adopted after", max(one.adopted_s for one in agents), ADOPTION_LIMIT_S, "s"),
         Figure("agent killed: ranks or epoch replaced", sum(not one.same_processes for one in agents), 0),
     ]
-    return Outcome(figures if shape is None else None, {"strikes": strikes, "agents": agents})

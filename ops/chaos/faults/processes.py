@@ -24,14 +24,24 @@ BETWEEN_S = 0.15
 """The time between two epochs is a part of this where a standby is ready."""
 
 
-def replaced(target: View, rank: int, pid: int, epoch: int) -> str:
-    """The proof that a rank process has gone: another one is the rank, in a later epoch."""
+def successor(target: View, current: Callable[[], int | None], pid: int, epoch: int, what: str) -> str:
+    """The proof that a process has gone: another one is in its place, in a later epoch. Without it the process goes on
+    where it was stopped, as the hang was not detected, and other strikes follow."""
 
     def newcomer() -> int | None:
-        now = target.rank_pids().get(rank)
+        now = current()
         return now if now not in (None, pid) and target.epoch() > epoch else None
 
-    return f"pid {pid} -> {target.proved(newcomer, f'rank {rank} is not pid {pid}, in a later epoch than {epoch}')}"
+    try:
+        return f"pid {pid} -> {target.proved(newcomer, f'{what} is not pid {pid}, in a later epoch than {epoch}')}"
+    except NoEffect:
+        target.send(pid, signal.SIGCONT)
+        raise
+
+
+def replaced(target: View, rank: int, pid: int, epoch: int) -> str:
+    """The successor of a rank's process."""
+    return successor(target, lambda: target.rank_pids().get(rank), pid, epoch, f"rank {rank}")
 
 
 def strike_rank(rank: int, number: signal.Signals) -> Callable[[View, random.Random], str]:
@@ -41,11 +51,7 @@ def strike_rank(rank: int, number: signal.Signals) -> Callable[[View, random.Ran
         pid = target.rank_pid(rank)
         epoch = target.epoch()
         target.send(pid, number)
-        try:
-            return replaced(target, rank, pid, epoch)
-        except NoEffect:
-            target.send(pid, signal.SIGCONT)  # the hang was not detected: let the other strikes go on
-            raise
+        return replaced(target, rank, pid, epoch)
 
     return strike
 
@@ -59,11 +65,7 @@ def stop_in_recovery(target: View, random: random.Random) -> str:
     target.send(gone, signal.SIGKILL)
     time.sleep(random.uniform(0, BETWEEN_S))
     target.send(pid, signal.SIGSTOP)
-    try:
-        return f"rank {stopped} stopped after rank {killed} was killed: {replaced(target, stopped, pid, epoch)}"
-    except NoEffect:
-        target.send(pid, signal.SIGCONT)
-        raise
+    return f"rank {stopped} stopped after rank {killed} was killed: {replaced(target, stopped, pid, epoch)}"
 
 
 def next_agent(target: Target, pid: int) -> int:
@@ -144,17 +146,7 @@ def strike_engine(number: signal.Signals) -> Callable[[Target, random.Random], s
         pid = target.until(lambda: target.engine_pid, "the engine has a process", PROVED_WITHIN_S)
         epoch = target.epoch()
         target.send(pid, number)
-
-        def newcomer() -> int | None:
-            now = target.engine_pid
-            return now if now not in (None, pid) and target.epoch() > epoch else None
-
-        try:
-            after = target.proved(newcomer, f"the engine is not pid {pid}, in a later epoch than {epoch}")
-        except NoEffect:
-            target.send(pid, signal.SIGCONT)  # the hang was not detected: let the other strikes go on
-            raise
-        return f"pid {pid} -> {after}"
+        return successor(target, lambda: target.engine_pid, pid, epoch, "the engine")
 
     return strike
 

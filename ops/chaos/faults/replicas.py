@@ -7,11 +7,10 @@ import json
 import math
 import random
 import signal
-import threading
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -140,29 +139,15 @@ def given_up(target: Target, model: str, replica: str) -> str | None:
     return status.detail if status is not None and status.state == "failed" else None
 
 
-@dataclass
-class Client(threading.Thread):
-    """One request to the sole replica, read to its end."""
-
-    url: str
-    path: str
-    body: dict[str, Any]
-    text: str = ""
-    ended: float = field(default=0.0)
-
-    def __post_init__(self) -> None:
-        super().__init__(daemon=True)
-
-    __hash__ = threading.Thread.__hash__
-
-    def run(self) -> None:
-        self.text = ask(self.url, self.path, self.body)[1]
-        if self.body.get("background"):
-            one = f"{self.path}/{json.loads(self.text)['id']}"
-            while json.loads(self.text).get("status") in ("queued", "in_progress"):
-                time.sleep(0.1)
-                self.text = ask(self.url, one)[1]
-        self.ended = time.monotonic()
+def answer(url: str, path: str, body: dict[str, Any]) -> tuple[str, float]:
+    """The text of a request to the sole replica, read to its end, and when it had ended."""
+    text = ask(url, path, body)[1]
+    if body.get("background"):
+        one = f"{path}/{json.loads(text)['id']}"
+        while json.loads(text).get("status") in ("queued", "in_progress"):
+            time.sleep(0.1)
+            text = ask(url, one)[1]
+    return text, time.monotonic()
 
 
 def ask(url: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
@@ -195,17 +180,16 @@ def give_up_the_sole_one(target: Target, folder: Path) -> str:
         target.spec, name=SOLE, source=str(folder), tp=1, devices=["cpu"], kv_tokens=4 * LONG, replicas=1, revision=0
     )
     catalog.put_spec(target.client, spec)
+    clients = ThreadPoolExecutor()
     try:
         target.until(lambda: health.overview(target.client, SOLE).state == "loaded", f"{SOLE} serves", START_WITHIN_S)
-        clients = [Client(target.urls[0], path, body) for path, body in bodies()]
-        for client in clients:
-            client.start()
-        target.proved(lambda: running(target, SOLE, "r0") == len(clients), f"{SOLE} runs {len(clients)} requests")
+        answers = [clients.submit(answer, target.urls[0], path, body) for path, body in bodies()]
+        target.proved(lambda: running(target, SOLE, "r0") == len(answers), f"{SOLE} runs {len(answers)} requests")
         cause = lose(target, SOLE, "r0", folder)
         given_up_at = time.monotonic()
-        target.until(lambda: all(client.ended for client in clients), f"clients of {SOLE} have the cause", 60.0)
-        late = max(client.ended for client in clients) - given_up_at
-        wrong = [client.text[-300:] for client in clients if str(folder) not in client.text]
+        target.until(lambda: all(one.done() for one in answers), f"clients of {SOLE} have the cause", 60.0)
+        late = max(one.result()[1] for one in answers) - given_up_at
+        wrong = [text[-300:] for text, _ in (one.result() for one in answers) if str(folder) not in text]
         refusals = [ask(target.urls[0], *bodies()[1])]
         while refusals[-1][0] != 503 and len(refusals) < REFUSALS:  # an API process looks at the farm once a second
             refusals.append(ask(target.urls[0], *bodies()[1]))
@@ -214,7 +198,8 @@ def give_up_the_sole_one(target: Target, folder: Path) -> str:
             raise Harm(f"after {cause!r} the last client knew after {late:.1f} s; {wrong}; then {refusals[-1]}")
     finally:
         unload(target, spec)
-    return f"the sole replica's {len(clients)} clients had the cause {max(0.0, late):.1f} s after it was given up"
+        clients.shutdown(wait=False)
+    return f"the sole replica's {len(answers)} clients had the cause {max(0.0, late):.1f} s after it was given up"
 
 
 def unload(target: Target, spec: ModelSpec) -> None:
