@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from control.requests.claim import ANY_TOKENS, Adopted, Claimed, Claims, adopt, claim, takeover
+from control.requests.claim import (
+    ANY_TOKENS,
+    Adopted,
+    Claimed,
+    Claims,
+    Inheritance,
+    adopt,
+    claim,
+    inherit,
+    note_suspects,
+    read_dockets,
+    takeover,
+)
 from control.requests.ending import bury, cancel, expire, requeue
 from control.requests.enqueue import (
     ANY_BYTES,
@@ -18,9 +30,8 @@ from control.requests.enqueue import (
     read_image,
     stage_images,
 )
-from control.requests.follow import Followed, Place, follow, places, position, unfollow
+from control.requests.follow import Followed, QueuePlace, follow, places, position, unfollow
 from control.requests.repair import Repaired, repair
-from control.requests.suspects import Inheritance, inherit, note_suspects, read_dockets
 from control.requests.token_log import (
     PAGE_ENTRIES,
     Emission,

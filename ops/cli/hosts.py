@@ -191,7 +191,7 @@ def rebalance(dry_run: bool, as_json: bool, redis_url: str | None) -> None:
     and not the move that has begun.
     """
     client = connect_to_farm(redis_url)
-    moves = operation.planned_moves(operation.read_farm(client)) if dry_run else _make(client, as_json)
+    moves = operation.read_farm(client).moves() if dry_run else _make(client, as_json)
     if as_json:
         echo_json(Rebalanced(dry_run=dry_run, moves=moves))
         return
@@ -209,7 +209,7 @@ def _make(client: SyncRedis, quiet: bool) -> list[Move]:
         if not state.is_settled:
             time.sleep(MOVE_TICK_S)
             continue
-        move = operation.next_move(state)
+        move = state.next_move()
         if move is None:
             break
         if not operation.begin(client, move, state):

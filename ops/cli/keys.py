@@ -14,7 +14,6 @@ import msgspec
 from api.schemas.farm import key_card
 from control import access
 from control.access import ApiKey
-from control.access.usage import usage as read_usage
 from control.errors import SettingsError
 from control.keys import CLASSES
 from control.operations.options import connect_to_farm, redis_option
@@ -139,7 +138,7 @@ def usage(redis_url: str | None, as_json: bool, key: str | None, days: int) -> N
     KEY is an id or a name. A row is the usage of a day (UTC) and model.
     """
     client = connect_to_farm(redis_url)
-    days_of_use = read_usage(client, days, access.find(client, key).id if key is not None else None)
+    days_of_use = access.usage(client, days, access.find(client, key).id if key is not None else None)
     if as_json:
         echo_json(days_of_use)
         return

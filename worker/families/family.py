@@ -18,11 +18,26 @@ from typing import Any, Literal, cast
 from control.errors import UnsupportedArchitecture
 from worker.families.gguf import Gguf
 from worker.families.recurrence import Recurrence
-from worker.families.roles import Roles
 
 DEFAULTS_FILE = Path(__file__).with_name("defaults.json")
 DEFAULTS: dict[str, dict[str, Any]] = json.loads(DEFAULTS_FILE.read_text())
 """By model type, the values that transformers' class has where config.json omits a field. `make pages` writes them."""
+
+Role = Literal["colwise", "rowwise", "halves", "query_key_value", "width_norm", "experts", "regions", "mamba"]
+"""The part of a module, or of a parameter that is no module's, that a rank of several keeps:
+
+colwise          a share of the outputs; of keys and values whole heads
+rowwise          a share of the inputs; the products are summed over the ranks
+halves           gate above up in one matrix: the same share of the outputs of each
+query_key_value  queries, keys and values in one matrix: whole heads of each
+width_norm       an RMS norm over all heads at once: the ranks sum their squares
+regions          parts of a recurrent layer, one below the other: the same share of each, whole heads where it has some
+mamba            the parts of a Mamba layer, one below the other: whole heads of each, and B and C of their groups
+experts          a share of each expert's inner width; the outputs are summed over the ranks
+"""
+
+Roles = Mapping[str, Role]
+"""Role by the name within a layer. What has none is whole on every rank."""
 
 Fields = Mapping[str, Any]
 """The values of a family's fields in a config.json."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from worker.families.family import Experts, Family
-from worker.families.gguf import EXPERT_LAYER_NAMES, Gguf, Metadata, layers_described
+from worker.families.gguf import EXPERT_LAYER_NAMES, Gguf, Metadata, layers_described, local_experts_described
 from worker.families.parts import ATTENTION, EXPERTS, QWEN_EXPERTS, SLIDING, WINDOWS, WITH_BIAS, all_but_every
 from worker.families.recurrence import FULL
 
@@ -13,8 +13,7 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     return {
         "hidden_act": "silu",
         "intermediate_size": model.whole("gpt-oss.expert_feed_forward_length"),
-        "num_local_experts": model.whole("gpt-oss.expert_count"),
-        "num_experts_per_tok": model.whole("gpt-oss.expert_used_count"),
+        **local_experts_described(model),
         "sliding_window": model.whole("gpt-oss.attention.sliding_window"),
         "layer_types": [FULL if layer % 2 else SLIDING for layer in layers],
         "attention_bias": True,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import click
 
-from control.operations.spec import build_spec
+from control.operations.desired import build_spec
 from ops.harness.client import Answer, Base, ask, completion
 from ops.harness.farm import private_farm, say
 from ops.harness.models import SHAPES

@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from control.errors import RedisUnavailable
-from control.redis.transient import transient
+from control.redis.connection import transient
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault, harmless, outage_s
 from ops.chaos.system.servers import ServerProcess

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from control.errors import ModelFilesError
 from worker.families.family import Family
+from worker.families.fields import is_number
 from worker.families.recurrence import FULL
 from worker.models.native.module import require
 
@@ -122,7 +123,7 @@ class _Parameters:
     def number(self, name: str, default: float | None = None) -> float:
         value = self.values.get(name)
         value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not is_number(value):
             raise ModelFilesError(f"config.json has {name} = {value!r} among the rotary parameters; give a number.")
         return value
 

@@ -1,4 +1,4 @@
-"""The records of API keys: what each may do and take, made, listed, changed and read."""
+"""API keys: their records, limits and usage."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import hashlib
 import re
 import secrets
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 import msgspec
 
 from control import keys
 from control.bounds import refusal
-from control.errors import KeyNotFound, SettingsError
-from control.keys import CLASSES, TENANT_NAME, KeyKeys
+from control.errors import KeyNotFound, RateLimited, SettingsError
+from control.keys import CLASSES, TENANT_NAME, KeyKeys, ModelKeys
 from control.records.catalog import as_fields, from_fields
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_every
@@ -230,3 +234,205 @@ def note_used(key_id: str, at: int) -> Call[str]:
 
 def _last_used(key_id: str) -> Call[int]:
     return read("GET", KeyKeys(key_id).used, parse=lambda reply: int(reply or 0))
+
+
+# --- Limits ----------------------------------------------------------------------------------------------------------
+
+
+# Requests and tokens per minute as buckets that fill evenly, and requests at one time.
+#
+# A hold is what one call to the API takes: an estimate for each of its requests (`spend`). The script that ends a
+# request leaves a settlement in the model's slot, and any API process applies it to the key's (below).
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """The remainder of a key's limits; 0 means no limit. `reset_*_ms`: time until that limit is whole again."""
+
+    limit_requests: int
+    remaining_requests: int
+    reset_requests_ms: int
+    limit_tokens: int
+    remaining_tokens: int
+    reset_tokens_ms: int
+
+
+def spend(key: ApiKey, hold: str, model: str, estimates: Mapping[str, int]) -> Call[Allowance]:
+    """Take one request and its estimated tokens for each of `estimates`, by request id. Sent twice, it takes once.
+
+    Raises RateLimited, and takes nothing, where one of the limits has no room.
+    """
+
+    def parse(reply: list[Any]) -> Allowance:
+        if reply[0] == "LIMIT":
+            bound, wait_ms, *levels = reply[1:]
+            limit = {"requests": key.rpm, "tokens": key.tpm, "concurrent": key.max_concurrent}[bound]
+            raise RateLimited(bound, limit, int(wait_ms) / 1000, _allowance(key, levels))
+        return _allowance(key, reply[1:])
+
+    named = KeyKeys(key.id)
+    taken = [word for rid, tokens in estimates.items() for word in (rid, tokens)]
+    args = (hold, key.rpm, key.tpm, key.max_concurrent, model, *taken)
+    return Call("spend", (named.bucket, named.spent(hold), named.open), args, parse)
+
+
+def settle(key_id: str, hold: str, rid: str, tokens: int, *, ended: bool = True, counts: bool = True) -> Call[bool]:
+    """The request took so many tokens: all of them once it has `ended`, else so far, and no less than was estimated.
+
+    One that was refused `counts` as no request. False where it was settled before: a repeat changes nothing.
+    """
+    named = KeyKeys(key_id)
+    args = (hold, rid, tokens, int(ended), int(counts))
+    return Call("settle", (named.bucket, named.spent(hold), named.open, named.record), args, bool)
+
+
+def open_requests(key: ApiKey) -> Call[dict[str, tuple[int, str]]]:
+    """Of a key with `max_concurrent`: hold → (ms at which it began, model) of what holds its places."""
+
+    def parse(reply: dict[str, str]) -> dict[str, tuple[int, str]]:
+        pairs = {rid: text.split(" ", 1) for rid, text in reply.items()}
+        return {rid: (int(began), model) for rid, (began, model) in pairs.items()}
+
+    return read("HGETALL", KeyKeys(key.id).open, parse=parse)
+
+
+def free_places(key: ApiKey, rids: Sequence[str]) -> Call[int]:
+    """Requests that have ended hold their places no longer, though nobody settled them; their estimates stand."""
+    return read("HDEL", KeyKeys(key.id).open, *rids, parse=int)
+
+
+def _allowance(key: ApiKey, levels: list[Any]) -> Allowance:
+    requests, requests_ms, tokens, tokens_ms = map(int, levels)
+    return Allowance(key.rpm, requests, requests_ms, key.tpm, tokens, tokens_ms)
+
+
+# --- Settlements -----------------------------------------------------------------------------------------------------
+
+# Settlements: what requests of limited API keys took, from the model's slot to the key's.
+#
+# A model and a key are in different slots of a Cluster, so no script ends a request and changes its key's bucket. The
+# script that ends it, and emit now and then while it runs, add a settlement to the model's stream. Any process reads
+# it, applies it and deletes it. Applying one twice changes nothing, so no process has to own it, and each may die
+# meanwhile.
+
+
+MOST_READ = 128
+"""Settlements read in one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """`tokens` are all that request `rid` took, or so far if it has not ended; `id` is its place in the stream."""
+
+    id: str
+    key_id: str
+    hold: str
+    rid: str
+    tokens: int
+    ended: bool
+
+    def apply(self) -> Call[bool]:
+        """Put the truth in the estimate's place; False where that was done before."""
+        return settle(self.key_id, self.hold, self.rid, self.tokens, ended=self.ended)
+
+
+def pending(model: str) -> Call[list[Settlement]]:
+    """The oldest MOST_READ settlements of a model that nobody has deleted."""
+
+    def parse(reply: list[tuple[str, dict[str, str]]] | None) -> list[Settlement]:
+        return [
+            Settlement(
+                entry, fields["key"], fields["hold"], fields["rid"], int(fields["tokens"]), fields["ended"] == "1"
+            )
+            for entry, fields in reply or []
+        ]
+
+    return read("XRANGE", ModelKeys(model).settlements, "-", "+", "COUNT", MOST_READ, parse=parse)
+
+
+def forget(model: str, settlements: Sequence[Settlement]) -> Call[int]:
+    """Delete settlements that were applied."""
+    return read("XDEL", ModelKeys(model).settlements, *(one.id for one in settlements), parse=int)
+
+
+def metered_models() -> Call[set[str]]:
+    """Every model that was ever loaded, unloaded ones included: they may have settlements, and their usage counts."""
+    return read("SMEMBERS", keys.METERED, parse=set)
+
+
+# --- Usage -----------------------------------------------------------------------------------------------------------
+
+# Usage per key, model and day. The script that ends a request counts it, so no request is lost or counted twice.
+#
+# The counts of a model lie in its own slot, one hash for each UTC day, with a field per key and kind.
+
+
+KINDS = ("requests", "prompt", "cached", "completion")
+_EPOCH = date(1970, 1, 1)
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Usage of one model by one key on one day (UTC); `cached_tokens` of the prompts' tokens were not computed."""
+
+    key: str
+    date: str
+    model: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+def days(count: int) -> list[date]:
+    """The last `count` days, today (UTC) included, oldest first."""
+    today = datetime.now(UTC).date()
+    return [today - timedelta(days=back) for back in reversed(range(count))]
+
+
+def usage_of_key(model: str, key: str, day: date) -> Call[Usage | None]:
+    """One key's; None where it did nothing."""
+
+    def parse(reply: Sequence[str | None]) -> Usage | None:
+        counts = [int(value or 0) for value in reply]
+        return _usage(key, model, day, counts) if any(counts) else None
+
+    fields = [f"{key}:{kind}" for kind in KINDS]
+    return read("HMGET", ModelKeys(model).usage(_number(day)), *fields, parse=parse)
+
+
+def usage_of_day(model: str, day: date) -> Call[list[Usage]]:
+    """Every key's, in order of id."""
+
+    def parse(reply: dict[str, str]) -> list[Usage]:
+        named = sorted({field.rpartition(":")[0] for field in reply})
+        counts = {key: [int(reply.get(f"{key}:{kind}", 0)) for kind in KINDS] for key in named}
+        return [_usage(key, model, day, counts[key]) for key in named]
+
+    return read("HGETALL", ModelKeys(model).usage(_number(day)), parse=parse)
+
+
+def usage(client: SyncRedis, count: int, key: str | None = None) -> list[Usage]:
+    """Of the last `count` days, oldest first: one key's, or everybody's. Raises RedisUnavailable."""
+    models = sorted(run(client, metered_models()))
+    if key is not None:
+        days_of_models = run_every(client, [usage_of_key(model, key, day) for day in days(count) for model in models])
+        return [one for one in days_of_models if one is not None]
+    days_of_models = run_every(client, [usage_of_day(model, day) for day in days(count) for model in models])
+    return [one for some in days_of_models for one in some]
+
+
+def _number(day: date) -> int:
+    return (day - _EPOCH).days
+
+
+def _usage(key: str, model: str, day: date, counts: list[int]) -> Usage:
+    requests, prompt, cached, completion = counts
+    return Usage(
+        key=key,
+        date=day.isoformat(),
+        model=model,
+        requests=requests,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        completion_tokens=completion,
+    )
