@@ -1,4 +1,10 @@
-"""API keys: their records, limits and usage."""
+"""API keys: their records, limits and usage.
+
+Limits hold over all models and API processes: a call is charged an estimate before it is queued, and the script that
+ends a request leaves a settlement in the model's slot, because in a Cluster one script can't touch keys of a model and
+of an API key. Limits may be wrong for a minute, bills may not, so that script counts the usage. A reservation of the
+whole context would admit one request a minute, so tokens beyond 1,024 a choice become a debt.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _FOLDERS = {
 # Rooms whose behaviour is shown by files in another folder: those of contracts, and tests that need a whole engine.
 _FILES = {
     "contract": {
-        "control/access": "keys limits settlements usage",
+        "control": "keys limits settlements usage",
         "control/records": "catalog responses",
         "control/redis": "connection loss rotation topology",
         "control/replicas": "commands health lease memory_deaths",
@@ -47,6 +47,7 @@ _FILES = {
         ),
     },
     "integration/api/chat": {"api/routes": "stored_chats"},
+    "unit/api/background": {"api/models": "farm_events shared_reads"},
     "integration/ops": {DOCS: "redis_cli"},
     "unit/ops": {"ops/wheels": "package"},
 }

@@ -24,11 +24,9 @@ SUBJECTS: dict[str, dict[str, str]] = {
         "The control plane's processes read settings, version and memory of their host": (
             "host_memory process settings structs version"
         ),
+        "The control plane's API keys have limits, settlements and usage": "keys limits settlements usage",
         "Back-off: pauses between tries double up to a longest": "backoff",
         "The control plane knows external engines' names and options": "engines",
-    },
-    "control/access": {
-        "API keys have limits, settlements and usage": "keys limits settlements usage",
     },
     "control/operations": {
         "An operator's names, keys and files become operations on models and farms": (
@@ -202,7 +200,7 @@ SUBJECTS: dict[str, dict[str, str]] = {
         "Background tasks finish requests and responses whose API process ended": (
             "api_death completion response_quota response_survival rounds"
         ),
-        "Background tasks share reads, snapshots and samples of the farm": "farm_events plot_history shared_reads",
+        "Background tasks keep samples of the farm": "plot_history",
     },
     "api/generation": {
         "Streams are followed, resumed and brought back": (
@@ -219,6 +217,7 @@ SUBJECTS: dict[str, dict[str, str]] = {
     },
     "api/models": {
         "Requests find their model; its files run confined": "checks confined fill_in_middle models served sleeping",
+        "Operators see the farm by snapshots and reads that are shared": "farm_events shared_reads",
     },
     "api/chat": {
         "Conversations become prompts in the form of the model's template": (

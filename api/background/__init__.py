@@ -1,2 +1,1 @@
-"""Background tasks of an API process: requests of dead API processes, snapshots and samples of the farm, its
-heartbeat."""
+"""Background tasks of an API process: requests of dead API processes, samples of the farm, its heartbeat."""

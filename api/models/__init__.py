@@ -1,2 +1,2 @@
-"""The models that this process serves: which one a request means, and their files in confined processes of their
-own."""
+"""The models that this process serves: which one a request means, their files in confined processes, the farm as
+operators see it."""

@@ -239,7 +239,7 @@ async def list_running(request: Http) -> Response[Any]:
     after_request=in_ollama_shape,
 )
 async def show_model(request: Http) -> Response[Any]:
-    """What a model can do, its context, its chat template and its defaults."""
+    """A model's capabilities, its context, its chat template and its defaults."""
     async with text_of(request) as body:
         name = decode_body(body, ModelToShow).named
         served = await model_for(request, name)
@@ -358,7 +358,7 @@ def _parameters(generation_config: dict[str, Any]) -> list[str]:
 
 
 def capabilities_of(served: ServedModel) -> list[str]:
-    """What a model can do, in Ollama's words."""
+    """A model's capabilities, in Ollama's words."""
     kind = served.assets.kind
     if kind != "generate":
         return ["embedding"] if kind == "embed" else []

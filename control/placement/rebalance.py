@@ -117,7 +117,7 @@ class Farm:
         return state
 
     def _actions(self) -> list[Action]:
-        """What the planner does where every replica serves that does not leave."""
+        """The planner's actions if every replica serves that does not leave."""
         serving = {one.place for own in self.held.values() for one in own if not one.withdrawn}
         return plan(self.specs, self.hosts, self.held, serving, needs=self.needs, replica_counts=self.replica_counts)
 
