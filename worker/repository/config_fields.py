@@ -82,7 +82,7 @@ def read_json(path: Path) -> Any:
     """Raises ModelFilesError."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFilesError(f"{path} is not valid JSON: {error}") from error
 
 

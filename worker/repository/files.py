@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -128,6 +128,11 @@ def weight_files(folder: Path) -> list[Path]:
         named = read_object(folder / INDEX).get("weight_map")
         if not isinstance(named, dict) or not named:
             raise ModelFilesError(f"{folder / INDEX} has no weight_map.")
+        for tensor, name in cast(dict[str, Any], named).items():
+            if not isinstance(name, str):
+                raise ModelFilesError(
+                    f"{folder / INDEX} has {str(name)[:60]} for tensor {tensor[:60]}; the name of a file is needed."
+                )
         files = [folder / name for name in sorted(set(named.values()))]
         missing = [path.name for path in files if not path.is_file()]
         if missing:
@@ -154,18 +159,43 @@ WITH_TOOLS = "additional_chat_templates/tool_use.jinja"
 
 def chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
     """chat_template.jinja first, then the template inside tokenizer_config.json. Of several the one named `tool_use` is
-    for requests with tools, and `default` for others."""
+    for requests with tools, and `default` for others. Raises ModelFilesError for a template that is no text."""
     template = tokenizer_config.get("chat_template")
     named: dict[str, str] = {}
     if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
+        named = dict(_named(entry) for entry in cast(list[Any], template))
         template = named.get("default")
+    elif template is not None and not isinstance(template, str):
+        raise _no_template(template)
     own = folder / "chat_template.jinja"
     if own.exists():
-        template = own.read_text(encoding="utf-8")
+        template = _text_of(own)
     with_tools = folder / WITH_TOOLS
-    tool_use = with_tools.read_text(encoding="utf-8") if with_tools.exists() else named.get("tool_use")
+    tool_use = _text_of(with_tools) if with_tools.exists() else named.get("tool_use")
     return template if tool_use is None else joined_templates(template, tool_use)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise ModelFilesError(f"{path} is no text in UTF-8: {error}. Save it as UTF-8.") from error
+
+
+def _named(entry: Any) -> tuple[str, str]:
+    fields = cast(dict[str, Any], entry) if isinstance(entry, dict) else {}
+    name = fields.get("name")
+    template = fields.get("template")
+    if not isinstance(name, str) or not isinstance(template, str):
+        raise _no_template(entry)
+    return name, template
+
+
+def _no_template(value: object) -> ModelFilesError:
+    return ModelFilesError(
+        f"tokenizer_config.json has chat_template = {str(value)[:60]}; a text is needed, or a list of objects with "
+        "name and template."
+    )
 
 
 def joined_templates(default: str | None, tool_use: str) -> str:

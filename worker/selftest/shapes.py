@@ -12,6 +12,10 @@ from worker.families.parts import SLIDING
 from worker.families.recurrence import FULL
 from worker.families.registry import FAMILIES
 
+WIDEST = 65536
+"""No model is wider. With the numbers of a damaged config.json a check would take minutes, before its load finds that
+tensors have others."""
+
 
 class Shapes(msgspec.Struct, frozen=True):
     """One rank's part of a model. `windows` has the different ones, 0 for none."""
@@ -33,9 +37,12 @@ class Shapes(msgspec.Struct, frozen=True):
 
     @property
     def on_cpu(self) -> tuple[int, ...]:
-        """Arguments of the C++ library's own check: heads, those of keys, their width, then widths of inputs."""
-        widths = (self.hidden, self.heads * self.head_dim, self.inner)
-        return (self.heads, self.kv_heads, self.head_dim, *dict.fromkeys(widths))
+        """Arguments of the C++ library's own check: heads, those of keys, their width, then widths of inputs. None is
+        above WIDEST."""
+        heads = min(self.heads, WIDEST)
+        head_dim = min(self.head_dim, WIDEST // heads)
+        widths = (min(width, WIDEST) for width in (self.hidden, heads * head_dim, self.inner))
+        return (heads, min(self.kv_heads, heads), head_dim, *dict.fromkeys(widths))
 
     def described(self) -> dict[str, str]:
         return {name: str(getattr(self, name)) for name in self.__struct_fields__}

@@ -122,14 +122,20 @@ def configuration(config: dict[str, Any]) -> PreTrainedConfig:
 def meta_model(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """The causal language model of `config` in evaluation mode, every parameter on the meta device. Buffers, which are
     in no checkpoint, are computed on `device`, with `dtype` as the default type so that scalars are rounded as in
-    transformers."""
+    transformers. Raises ModelFilesError for fields with which its modules fail."""
     # The eager loop over experts: the grouped kernels want bf16 and equal widths.
     experts = {"experts_implementation": "eager"} if are_in_model(config) else {}
 
     def make() -> nn.Module:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME, **experts)
 
-    return build_meta(make, dtype, device)
+    try:
+        return build_meta(make, dtype, device)
+    except Exception as error:  # modules compute with fields that the configuration does not check
+        raise ModelFilesError(
+            f"transformers can't make a model of config.json: {type(error).__name__}: {error}. Correct or remove the "
+            "field."
+        ) from error
 
 
 def build_meta(make: Callable[[], nn.Module], dtype: torch.dtype, device: torch.device = CPU) -> nn.Module:

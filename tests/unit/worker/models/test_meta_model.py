@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from control.errors import ModelFilesError
 from tests.models import FAMILY_SHAPES, SHAPE
 from worker.families.registry import FAMILIES
 from worker.models.torch import meta_model
@@ -19,6 +20,14 @@ def test_a_null_width_of_heads_follows_from_the_hidden_size(family: str) -> None
     shape = {"model_type": family, **SHAPE, **FAMILY_SHAPES[family], "head_dim": None}
     config = meta_model.configuration(shape)
     assert getattr(config, "per_layer_config", [config])[0].head_dim == 64 // 4
+
+
+def test_fields_with_which_modules_fail_are_refused() -> None:
+    """transformers' configuration takes a theta of null, and the modules compute with it."""
+    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": None}
+    config = meta_model.configuration({"model_type": "llama", **SHAPE, "rope_parameters": rope})
+    with pytest.raises(ModelFilesError, match=r"can't make a model of config.json: TypeError: .* Correct or remove"):
+        meta_model.meta_model(config, torch.float32, torch.device("cpu"))
 
 
 def test_threads_that_build_at_the_same_time_keep_their_types(monkeypatch: pytest.MonkeyPatch) -> None:

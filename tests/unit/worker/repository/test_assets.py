@@ -64,6 +64,25 @@ def test_a_template_for_tools_is_chosen_as_transformers_does(tmp_path: Path, pla
     assert PlainTemplate(joined).render({"messages": messages, "tools": tools}) == expected
 
 
+@pytest.mark.parametrize(
+    "template",
+    [1, True, {"default": "x"}, [1], [[]], [{"name": "default"}], [{"template": "x"}], [{"name": 1}]],
+    ids=str,
+)
+def test_a_template_that_is_no_text_is_refused(tmp_path: Path, template: Any) -> None:
+    """Neither a text nor a list of named ones."""
+    with pytest.raises(ModelFilesError, match=r"chat_template = .*; a text is needed, or a list of objects"):
+        read_assets(files(tmp_path, tokenizer_config={"chat_template": template}), None)
+
+
+def test_a_template_in_other_bytes_is_refused(tmp_path: Path) -> None:
+    """A file that is not UTF-8."""
+    read = files(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelFilesError, match=r"chat_template\.jinja is no text in UTF-8"):
+        read_assets(read, None)
+
+
 def test_every_end_of_sequence_id_is_published(tmp_path: Path) -> None:
     """generation_config.json's list goes before the single one of config.json."""
     assert read_assets(files(tmp_path), None).eos_ids == [7]

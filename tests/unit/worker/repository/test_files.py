@@ -35,6 +35,14 @@ def test_the_files_of_a_whole_folder_are_found(folder: Path) -> None:
     assert files.tokenizer_config == {}
 
 
+def test_a_head_of_its_own_is_not_tied(folder: Path) -> None:
+    """Whatever config.json says; without one in the files it counts."""
+    (folder / "config.json").write_text('{"model_type": "llama", "tie_word_embeddings": true}')
+    assert inspect(folder).config["tie_word_embeddings"]
+    save_file({"lm_head.weight": torch.zeros(8)}, folder / "model.safetensors")
+    assert not inspect(folder).config["tie_word_embeddings"]
+
+
 def test_shards_are_unique_and_named_by_the_index(folder: Path) -> None:
     """The index decides which files count, each once."""
     for name in ("one", "two", "stray"):
@@ -46,6 +54,10 @@ def test_shards_are_unique_and_named_by_the_index(folder: Path) -> None:
 
 def _index_names_a_missing_file(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
+
+
+def _index_names_no_file(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": ["x"]}}')
 
 
 def _other_weights_only(folder: Path) -> None:
@@ -68,6 +80,11 @@ def _a_pointer_instead_of_weights(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text("{"), "config.json is not valid JSON"),
         (lambda folder: (folder / "config.json").write_text("[]"), "must hold a JSON object, not a list"),
         (lambda folder: (folder / "config.json").write_text("{}"), "no model_type"),
+        (
+            lambda folder: (folder / "generation_config.json").write_text("[" * 100_000),
+            "is not valid JSON: .*recursion",
+        ),
+        (_index_names_no_file, r"index.json has \['x'\] for tensor a; the name of a file"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
         (_other_weights_only, "There is pytorch_model.bin, which is not read"),

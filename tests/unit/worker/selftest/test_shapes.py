@@ -53,3 +53,13 @@ def test_sinks_of_the_layers() -> None:
         "gpt_oss": (True, False),
         "llama": (False, False),
     }
+
+
+@pytest.mark.parametrize(
+    "damaged", [{"hidden_size": 2**31 - 1}, {"intermediate_size": 2**31 - 1}, {"head_dim": 2**31 - 1}], ids=str
+)
+def test_a_check_on_a_cpu_has_bounded_widths(damaged: dict[str, int]) -> None:
+    """The library's check with the numbers of a damaged file takes no longer than that of the widest model."""
+    heads, shared, width, *widths = of_config(CONFIG | {"model_type": "llama"} | damaged, "float32").on_cpu
+    assert (heads, shared) == (8, 8)
+    assert heads * width <= 65536 and max(widths) == 65536
