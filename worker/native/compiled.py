@@ -308,8 +308,7 @@ def _load(
         if compiler is None:
             return needed, None
         try:
-            folder = cache_files.folder("compiled")
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = cache_files.made_folder("compiled")
         except OSError:  # a home that can't be written to: compiled anew by each process
             folder = None
         with _alone(folder), tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as scratch:

@@ -107,9 +107,8 @@ def _tried(subject: Subject, task: Task, tell: Callable[[], None]) -> Record | N
 def _alone() -> Generator[None]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            place = cache_files.folder(records.KIND)
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fcntl.flock(stack.enter_context((place / "lock").open("w")), fcntl.LOCK_EX)
+            lock = cache_files.made_folder(records.KIND) / cache_files.LOCK
+            fcntl.flock(stack.enter_context(lock.open("w")), fcntl.LOCK_EX)
         yield
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import tempfile
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -87,11 +85,7 @@ def read(subject: Subject) -> Record | None:
 def write(record: Record) -> None:
     """Keep a record, whole or not at all. Without a cache folder that can be written to, nothing is kept."""
     with contextlib.suppress(OSError):
-        place = cache_files.folder(KIND)
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        packed = msgspec.json.encode(record)
-        with tempfile.NamedTemporaryFile(dir=place, prefix="write-", delete=False) as file:
-            file.write(packed)
-        Path(file.name).replace(place / f"{record.subject.key}.json")
+        with cache_files.replacing(cache_files.made_folder(KIND) / f"{record.subject.key}.json") as file:
+            file.write(msgspec.json.encode(record))
         for old in cache_files.entries(KIND)[MOST_FILES:]:
             cache_files.remove(old)

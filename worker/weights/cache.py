@@ -18,7 +18,6 @@ import os
 import re
 import struct
 import sys
-import tempfile
 import threading
 import time
 import zlib
@@ -26,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -50,7 +49,6 @@ SPARE_BYTES = 2**30
 NICENESS = 10
 MOVE_AFTER_S = 2.0
 MOVE_PAUSE_S = 0.02
-PREFIX = "write-"
 ROOMS = ("families", "models", "native", "repository", "weights")
 """Rooms of the worker whose code decides what is kept of a checkpoint, and how it lies in memory."""
 QUANTIZATION = Path(quantization.__file__)
@@ -179,7 +177,7 @@ def file_bytes(structure: bytes, arrays: list[NDArray[Any]]) -> int:
     return len(structure) + sum(array.nbytes + ALIGNMENT for array in arrays) + PAGE
 
 
-def write_file(file: BinaryIO, subject: Subject, structure: bytes, arrays: list[NDArray[Any]]) -> None:
+def write_file(file: IO[bytes], subject: Subject, structure: bytes, arrays: list[NDArray[Any]]) -> None:
     """Raises OSError."""
     stored = list[Stored]()
     end = 0
@@ -399,9 +397,8 @@ class WeightCache:
         self.writing.start()
 
     def _write(self, subject: Subject, structure: bytes, arrays: list[NDArray[Any]]) -> None:
-        place = cache_files.folder(KIND)
+        place = cache_files.made_folder(KIND)
         size = file_bytes(structure, arrays)
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_abandoned(place)
         if (place / subject.name).exists():  # another process was faster
             return
@@ -414,23 +411,17 @@ class WeightCache:
             )
             return
         begun = time.monotonic()
-        with tempfile.NamedTemporaryFile(dir=place, prefix=PREFIX, delete=False) as fresh:
-            try:
-                with contextlib.suppress(OSError):  # a file system without locks
-                    fcntl.flock(fresh, fcntl.LOCK_EX)
-                write_file(cast("Any", fresh), subject, structure, arrays)
-                fresh.flush()
-                Path(fresh.name).replace(place / subject.name)  # whole or not at all, however many write it
-            except BaseException:
-                Path(fresh.name).unlink(missing_ok=True)
-                raise
+        with cache_files.replacing(place / subject.name) as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            write_file(file, subject, structure, arrays)
         seconds = round(time.monotonic() - begun, 2)
         log.info("packed weights kept", file=subject.name, mib=size >> 20, seconds=seconds, action="keep_weights")
 
 
 def _remove_abandoned(place: Path) -> None:
     """Remove files that a process left unfinished: the lock of a file goes with the process that wrote it."""
-    for path in place.glob(f"{PREFIX}*"):
+    for path in place.glob(f"{cache_files.TEMPORARY[0]}*"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()

@@ -23,8 +23,7 @@ from typing import Any
 
 from control.backoff import doubling, pause_after
 from control.process import adopt_orphans
-from worker.agent.supervision.children import Children, HostShutdown
-from worker.agent.supervision.forks import Forks
+from worker.agent.supervision.children import Children, Forks, HostShutdown
 from worker.agent.supervision.wire import Ending, Link
 from worker.detectors import AGENT_ABSENT_S, AGENT_SILENT_S
 from worker.rank.exit_codes import describe

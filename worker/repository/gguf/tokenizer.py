@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -351,14 +350,8 @@ def _read(path: Path) -> GgufTokenizer | None:
 
 def _keep(path: Path, made: GgufTokenizer) -> None:
     content = msgspec.msgpack.encode(made)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cache_files.made_folder(KIND)
     if not cache_files.make_room(KIND, len(content), MOST_BYTES, SPARE_BYTES):
         return
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix="write-", delete=False) as fresh:
-        try:
-            fresh.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-            fresh.flush()
-            Path(fresh.name).replace(path)  # whole or not at all, however many write it
-        except BaseException:
-            Path(fresh.name).unlink(missing_ok=True)
-            raise
+    with cache_files.replacing(path) as file:
+        file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
