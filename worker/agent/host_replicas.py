@@ -13,6 +13,7 @@ import structlog
 
 from control.messages import Assignment
 from control.placement import farm
+from control.placement.rollout import Place
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, run_every
@@ -28,10 +29,6 @@ log = structlog.get_logger()
 
 
 # --- The state in Redis ----------------------------------------------------------------------------------------------
-
-
-Place = tuple[str, str]
-"""Model and replica."""
 
 
 @dataclass(frozen=True, slots=True)

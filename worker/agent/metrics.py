@@ -27,6 +27,7 @@ from control.errors import RedisUnavailable, SettingsError
 from control.placement import farm
 from control.placement.host_facts import HostFacts, facts_of_all
 from control.placement.placement import Host
+from control.placement.rollout import Place
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
 from control.redis.servers import server_memory
@@ -43,8 +44,6 @@ log = structlog.get_logger()
 # The counters of this host's ranks as Prometheus metrics.
 
 
-Place = tuple[str, str]
-"""Model and replica."""
 _SERVED_BY = ("furrow_replica_served_by", "Always 1: the replica's tokens are computed by this engine.")
 _MEMORY = ("furrow_rank_memory_bytes", "Resident memory of the rank's process.")
 

@@ -20,7 +20,7 @@ from control.process import python_command
 from control.replicas.health import Beat
 from control.replicas.memory_deaths import Occupant
 from control.version import VERSION
-from worker.agent.standby import Preparation, Standby, rank_environment
+from worker.agent.standby import Standby, StandbyModel, rank_environment
 from worker.agent.supervision.client import ChildProcess, SupervisorClient
 from worker.agent.supervision.wire import AT_ONCE, Ending, Tag
 from worker.external.engine import ENGINE_RANK, Address, Launch
@@ -136,12 +136,12 @@ class ReplicaProcesses(ReplicaState):
         return self.assignment.spec.name, self.assignment.replica
 
     @property
-    def preparation(self) -> Preparation | None:
+    def preparation(self) -> StandbyModel | None:
         """The model that a standby prepares for a rank of this replica; None for an external engine's."""
         assignment = self.assignment
         if assignment.spec.engine != OWN:
             return None
-        return Preparation(self.folder, assignment.spec.dtype, assignment.devices[0], 0 in assignment.ranks)
+        return StandbyModel(self.folder, assignment.spec.dtype, assignment.devices[0], 0 in assignment.ranks)
 
     @property
     def draining(self) -> bool:

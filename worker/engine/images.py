@@ -30,7 +30,7 @@ LOST = "An image of the request is gone: Redis has lost it. Send the request aga
 
 
 @dataclass(frozen=True)
-class Segment:
+class _PositionRun:
     """Positions [start, stop) of a sequence in a row: text, or with `columns` an image of so many tokens a row. The
     first token has the position `first`."""
 
@@ -45,16 +45,16 @@ class SequenceImages:
 
     def __init__(self, images: Sequence[StepImage], grid: Callable[[int, int], tuple[int, int]]) -> None:
         self.images = list(images)
-        self._segments: list[Segment] = []
+        self._segments: list[_PositionRun] = []
         index = position = 0
         for image in self.images:
             rows, columns = grid(image.height, image.width)
-            self._segments.append(Segment(index, image.start, position))
+            self._segments.append(_PositionRun(index, image.start, position))
             position += image.start - index
             index = image.start + image.count
-            self._segments.append(Segment(image.start, index, position, columns))
+            self._segments.append(_PositionRun(image.start, index, position, columns))
             position += max(rows, columns)
-        self._segments.append(Segment(index, 1 << 62, position))
+        self._segments.append(_PositionRun(index, 1 << 62, position))
 
     def axes(self, start: int, stop: int) -> Integers:
         """Positions in time, height and width of the tokens [start, stop): (3, stop - start) int64."""

@@ -42,7 +42,7 @@ class Result(msgspec.Struct, frozen=True):
         return f"{self.verdict} {self.detail}".strip()
 
 
-class Subject(msgspec.Struct, frozen=True):
+class Circumstances(msgspec.Struct, frozen=True):
     """The circumstances that a verdict holds for: a change of any makes a new record."""
 
     device: str
@@ -57,7 +57,7 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    subject: Subject
+    subject: Circumstances
     results: list[Result]
 
     def off(self) -> dict[str, str]:
@@ -69,7 +69,7 @@ class Record(msgspec.Struct, frozen=True):
         return failed
 
 
-def read(subject: Subject) -> Record | None:
+def read(subject: Circumstances) -> Record | None:
     """The record of `subject`; None if there is none, or it is damaged."""
     path = cache_files.folder(KIND) / f"{subject.key}.json"
     try:

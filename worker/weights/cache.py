@@ -164,7 +164,7 @@ class Stored(msgspec.Struct, frozen=True):
         return prod(self.shape) * dtype_of(self.dtype).itemsize
 
 
-class Header(msgspec.Struct, frozen=True):
+class WeightsHeader(msgspec.Struct, frozen=True):
     subject: Subject
     structure_bytes: int
     structure_sum: int
@@ -186,7 +186,7 @@ def write_file(file: IO[bytes], subject: Subject, structure: bytes, arrays: list
         sums = tuple(zlib.crc32(piece) for piece in _pieces(array))
         stored.append(Stored(array.dtype.name, array.shape, begin, sums))
         end = begin + array.nbytes
-    header = msgspec.json.encode(Header(subject, len(structure), zlib.crc32(structure), end, tuple(stored)))
+    header = msgspec.json.encode(WeightsHeader(subject, len(structure), zlib.crc32(structure), end, tuple(stored)))
     file.write(_HEAD.pack(MAGIC, len(header), zlib.crc32(header)) + header + structure)
     begin = _border(len(header), len(structure))
     for one, array in zip(stored, arrays, strict=True):
@@ -249,7 +249,7 @@ def _move(memory: NDArray[np.uint8]) -> None:
     log.info("packed weights moved to large pages", mib=len(memory) >> 20, seconds=seconds, action="move_weights")
 
 
-def _header(file: BinaryIO) -> tuple[Header, int]:
+def _header(file: BinaryIO) -> tuple[WeightsHeader, int]:
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
         raise Damaged(f"it has {len(head)} bytes")
@@ -260,12 +260,12 @@ def _header(file: BinaryIO) -> tuple[Header, int]:
     if len(data) != length or zlib.crc32(data) != expected:
         raise Damaged("the checksum of its header is wrong")
     try:
-        return msgspec.json.decode(data, type=Header), length
+        return msgspec.json.decode(data, type=WeightsHeader), length
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(f"its header can't be read: {error}") from error
 
 
-def _check_places(header: Header) -> None:
+def _check_places(header: WeightsHeader) -> None:
     for one in header.arrays:
         inside = one.offset >= 0 and one.offset + one.bytes <= header.array_bytes and one.offset % ALIGNMENT == 0
         if not inside or len(one.sums) != -(-one.bytes // PIECE) or min(one.shape, default=0) < 0:
@@ -275,7 +275,7 @@ def _check_places(header: Header) -> None:
 def _check_all(
     file: int,
     begin: int,
-    header: Header,
+    header: WeightsHeader,
     memory: NDArray[np.uint8],
     tell: Callable[[float], None],
     threads: int,
