@@ -1,9 +1,12 @@
-"""The reports of an API process on its requests: metrics, warnings while they wait for a token, and one line at the
-end."""
+"""The reports of an API process on its requests: metrics, warnings while they wait for a token, one line at the end,
+and what the farm is told of those that have ended.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 from typing import Protocol
@@ -22,10 +25,16 @@ from prometheus_client import (
 from api.http.tasks import PeriodicTask
 from api.schemas.answers import TokenCounts
 from control.clock import now_ms
-from control.records.api_reports import LONGEST_ERROR, EndedRequest
+from control.errors import RedisFull, RedisUnavailable
+from control.records.api_reports import LONGEST_ERROR, EndedRequest, note
+from control.redis.clients import AsyncRedis
+from control.redis.connection import arun_every
 from control.redis.servers import ServerMemory
 
 log = structlog.stdlib.get_logger(__name__)
+
+# --- Metrics ---------------------------------------------------------------------------------------------------------
+
 
 _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -96,6 +105,9 @@ class Metrics:
             self._redis_used.labels(server.address).set(server.used)
             self._redis_max.labels(server.address).set(server.most)
         return generate_latest(self._registry).decode()
+
+
+# --- One request -----------------------------------------------------------------------------------------------------
 
 
 class RequestLog:
@@ -215,6 +227,9 @@ class RequestLog:
         )
 
 
+# --- Requests that wait ----------------------------------------------------------------------------------------------
+
+
 _TICK_S = 0.5
 LINES = 10
 """Requests of one model that have lines of their own; thousands of them would cost more than the requests."""
@@ -278,3 +293,42 @@ class WaitLog:
 
     def _is_young(self, request_log: RequestLog) -> bool:
         return request_log.waited < self._every_s
+
+
+# --- Ended requests --------------------------------------------------------------------------------------------------
+
+
+_EVERY_S = 1.0
+_MOST = 200
+"""Records of one round: with more ends a second the newest are told."""
+_STRANGERS = (401, 403)
+"""Statuses of callers without a right here: they could push all others out."""
+
+
+class EndReports:
+    """Collects ends between two rounds."""
+
+    def __init__(self, client: AsyncRedis) -> None:
+        self._client = client
+        self._records = deque[EndedRequest](maxlen=_MOST)
+        self._task = PeriodicTask("ended_requests", self._run, _EVERY_S)
+        self.start = self._task.start
+
+    def note(self, record: EndedRequest) -> None:
+        """The request has ended."""
+        if record.status not in _STRANGERS:
+            self._records.append(record)
+
+    async def stop(self) -> None:
+        """Tell the rest, if Redis takes it."""
+        await self._task.stop()
+        with contextlib.suppress(RedisUnavailable, RedisFull):
+            await self._run()
+
+    async def _run(self) -> None:
+        if not self._records:
+            return
+        records = [*self._records]
+        self._records.clear()
+        with contextlib.suppress(RedisFull):  # nothing depends on them
+            await arun_every(self._client, note(records))

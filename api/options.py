@@ -11,9 +11,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from api.chat.forms import TABLE
 from api.chat.reading.response_template import form_of
-from api.chat.reading.table import TABLE
-from api.images.hosts import Hosts
+from api.images.fetching import AllowedHosts
 from api.schemas.view import OWN
 from control.keys import TENANT_NAME
 
@@ -37,7 +37,7 @@ def read_hosts(_context: click.Context, _parameter: click.Parameter, words: tupl
     """Each host alone; several may be given with commas between them."""
     hosts = tuple(host for names in words for host in names.split(","))
     try:
-        Hosts(hosts)
+        AllowedHosts(hosts)
     except ValueError as error:
         raise click.BadParameter(f"{error}.") from None
     return hosts

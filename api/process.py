@@ -4,34 +4,26 @@ from __future__ import annotations
 
 from api.background.canary import Canary
 from api.background.completion import ResponseCompletion
-from api.background.ended_requests import EndedRequests
-from api.background.farm_events import FarmEvents
 from api.background.heartbeat import Heartbeat
 from api.background.orphans import OrphanReaper
 from api.background.plot_history import PlotHistory
-from api.background.shared_reads import AccountReads, SharedReads
 from api.generation.archive import Archive
-from api.generation.existing import ExistingRequests
 from api.generation.follow import Follower
 from api.generation.seals import Seals
 from api.generation.session import Sessions, Shutdown
-from api.generation.stored_answers import StoredAnswers
-from api.generation.stored_chats import StoredChats
-from api.generation.submit import Submitter
+from api.generation.stored_answers import StoredAnswers, StoredChats
 from api.http.bodies import Bodies
-from api.http.gate import Gate, OriginCheck
-from api.http.keyring import Keyring
+from api.http.gate import Gate, Keyring, OriginCheck
 from api.http.limits import Limiter, Settler
 from api.http.middleware import Admission
-from api.images.fetching import Fetcher
-from api.images.hosts import Hosts
+from api.images.fetching import AllowedHosts, Fetcher
 from api.images.loading import ImageLoader
+from api.models.farm import AccountReads, FarmEvents, SharedReads
 from api.models.grammar import GrammarChecks
 from api.models.models import Models
-from api.observability import Metrics, WaitLog
+from api.observability import EndReports, Metrics, WaitLog
 from api.settings import ApiSettings
-from control.redis.batches import Batches
-from control.redis.connection import connect, connect_async, hardened
+from control.redis.connection import Batches, connect, connect_async, hardened
 
 
 class Process:
@@ -61,7 +53,7 @@ class Process:
             settings.connection_limits.admission_s, lambda status: self.metrics.request_ended(status, None, 0.0)
         )
         self.bodies = Bodies(settings.body_limits)
-        self.images = ImageLoader(fetcher=Fetcher(Hosts(settings.image_hosts)) if settings.image_hosts else None)
+        self.images = ImageLoader(fetcher=Fetcher(AllowedHosts(settings.image_hosts)) if settings.image_hosts else None)
         self.models = Models(self.sync_client, settings, self.images, self.client)
         self.follower = Follower(self.client, self.batches, settings)
         self.orphans = OrphanReaper(self.sync_client, settings.api_id, self.client)
@@ -71,29 +63,27 @@ class Process:
         self.archive = Archive(self.batches, settings)
         self.seals = Seals(self.batches)
         self.wait_log = WaitLog(settings.wait_warning)
-        self.ended_requests = EndedRequests(self.client)
+        self.ended_requests = EndReports(self.client)
         self.plot_history = PlotHistory(self.client, self.models)
-        sessions = Sessions(
+        self.sessions = Sessions(
             self.follower,
+            self.batches,
+            self.models,
             self.archive,
             self.seals,
-            self.settler,
+            self.grammars,
+            self.limiter,
             self.wait_log,
             settings,
             self.shutdown,
-            self.models.load_stage,
         )
-        self.submitter = Submitter(
-            self.batches, self.models, sessions, self.seals, self.grammars, self.limiter, self.archive, settings
-        )
-        self.existing = ExistingRequests(self.batches, self.models, sessions, settings, self.shutdown)
         self.shared_reads = SharedReads(self.sync_client)
         self.account_reads = AccountReads(self.sync_client)
         self.farm_events = FarmEvents(self.sync_client, lambda: self.shutdown.draining)
-        self.stored_answers = StoredAnswers(self.client, self.archive, self.existing, self.seals)
+        self.stored_answers = StoredAnswers(self.client, self.archive, self.sessions, self.seals)
         self.stored_chats = StoredChats(self.batches, self.archive, self.stored_answers)
         self.completion = ResponseCompletion(
-            self.client, self.sync_client, self.archive, self.existing, self.stored_answers, self.metrics
+            self.client, self.sync_client, self.archive, self.sessions, self.stored_answers, self.metrics
         )
 
     def start(self) -> None:

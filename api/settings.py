@@ -54,9 +54,9 @@ class ApiSettings:
     """Beyond an expected wait of so long a request is refused, unless its priority is low; 0: never."""
     keep_alive: float = 10.0
     early_refusal: float = 2.0
+    """Seconds for which the headers of a stream wait for the claim."""
     max_load_wait: float = 0.0
     """Seconds for which a client waits while its model is loaded; 0: as long as it takes."""
-    """How long the headers of a stream wait for the claim."""
     wait_warning: float = 2.0
     silence: float = 0.5
     """Without news of a request for so long, its log is read."""
@@ -74,7 +74,7 @@ class ApiSettings:
     console_text: bool = False
     """True if operators are shown prompts and answers of all tenants."""
     image_hosts: tuple[str, ...] = ()
-    """Hosts that images are fetched from, as `api.images.hosts` reads them; empty: none is fetched."""
+    """Hosts that images are fetched from, as `api.images.fetching` reads them; empty: none is fetched."""
     share_prefixes: tuple[str, ...] = ()
     """Tenants whose requests begin with each other's cached prefixes, or `all`; others share within the tenant."""
     grace: float = 30.0

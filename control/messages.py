@@ -251,6 +251,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.least_replicas < self.replicas
 
 
+Place = tuple[str, str]
+"""A model and one of its replicas."""
+
+
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks of one replica that one host shall run."""
 
@@ -274,6 +278,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     parts of a replica."""
     kv_target: int | None = None
     """The replica is asked to do with so many. `kv_tokens` and `memory` are its own until its leader does."""
+
+    @property
+    def place(self) -> Place:
+        return self.spec.name, self.replica
 
     @property
     def kv_limit(self) -> int | None:

@@ -1,1 +1,1 @@
-"""Periodic duties of an API process."""
+"""Background tasks of an API process: requests of dead API processes, samples of the farm, its heartbeat."""

@@ -13,7 +13,7 @@ from control import requests
 from control.clock import now_ms
 from control.errors import FurrowError
 from control.messages import GenerationRequest, Input, Sampling
-from control.redis.batches import Batches
+from control.redis.connection import Batches
 from control.requests import new_rid
 
 PROVED_FOR_S = 5.0

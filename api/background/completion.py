@@ -13,8 +13,8 @@ from collections.abc import Callable
 import structlog
 
 from api.generation.archive import Archive
-from api.generation.existing import ExistingRequests
-from api.generation.session import Caller, Session
+from api.generation.client_request import Caller
+from api.generation.session import Session, Sessions
 from api.generation.stored_answers import StoredAnswers, Unreadable, view_of
 from api.http.errors import StreamInterrupted, problem
 from api.http.gate import Identity
@@ -51,23 +51,21 @@ class ResponseCompletion:
         client: AsyncRedis,
         sync_client: SyncRedis,
         archive: Archive,
-        existing: ExistingRequests,
+        sessions: Sessions,
         answers: StoredAnswers,
         metrics: Metrics,
     ) -> None:
         self._client = client
         self._sync_client = sync_client
         self._archive = archive
-        self._existing = existing
+        self._sessions = sessions
         self._answers = answers
         self._metrics = metrics
         self.servers: list[ServerMemory] = []
         """Redis' memory at the last look."""
         self._task = PeriodicTask("look_after", self._look_after, EVERY_S)
+        self.start = self._task.start
         self._following: dict[str, asyncio.Task[None]] = {}
-
-    def start(self) -> None:
-        self._task.start()
 
     async def stop(self) -> None:
         """Stop following. Requests go on; another process, or this one's successor, completes their responses."""
@@ -151,7 +149,7 @@ class ResponseCompletion:
                 await self._answers.drop(stored, "its log lapsed before any process could read it")
             return
         try:
-            _, fields = await self._existing.find_in(rid, stored.tenant, stored.model)
+            _, fields = await self._sessions.find_in(rid, stored.tenant, stored.model)
             if fields["state"] not in ("queued", "running"):
                 await self._answers.rebuild(stored)
                 return
@@ -165,4 +163,4 @@ class ResponseCompletion:
             identity = Identity(stored.tenant, account="" if owner == KEYLESS else stored.tenant)
             caller = Caller(request_log=request_log, tenant=stored.tenant, identity=identity)
             log.info("follows a response that nobody follows", action="follow_response", rid=rid, model=stored.model)
-            self.follow(await self._existing.resume(Cursor(rid, []), caller, stored.model))
+            self.follow(await self._sessions.resume(Cursor(rid, []), caller, stored.model))

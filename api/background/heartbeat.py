@@ -27,9 +27,7 @@ class Heartbeat:
         self._record_due = 0.0
         self._forgot = False
         self._task = PeriodicTask("heartbeat", self._run, constants.HEARTBEAT_MS / 4000)
-
-    def start(self) -> None:
-        self._task.start()
+        self.start = self._task.start
 
     async def stop(self) -> None:
         await self._task.stop()

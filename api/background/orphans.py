@@ -55,12 +55,8 @@ class OrphanReaper:
         self._looked = 0.0
         self._stranded = StrandedRequests(client)
         self._task = PeriodicTask("reap", self._areap, EVERY_S, delayed=True)
-
-    def start(self) -> None:
-        self._task.start()
-
-    async def stop(self) -> None:
-        await self._task.stop()
+        self.start = self._task.start
+        self.stop = self._task.stop
 
     def reap(self) -> None:
         """One round over all models, unless another process has made this second's."""

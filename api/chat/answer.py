@@ -92,7 +92,7 @@ class PromptText:
         return piece.removeprefix(" ")
 
 
-_FAILURES: dict[str, tuple[str, int]] = {
+FAILURES: dict[str, tuple[str, int]] = {
     "cancelled": ("request_cancelled", 409),
     "expired": ("deadline_exceeded", 503),
     "unavailable": ("model_unavailable", 503),
@@ -255,8 +255,8 @@ class PieceDecoder:
         self.cached_tokens += entry.cached or 0
         self.predicted_tokens += entry.predicted or 0
         self.fingerprint = entry.fingerprint or self.fingerprint
-        if entry.finish in _FAILURES:
-            code, status = _FAILURES[entry.finish]
+        if entry.finish in FAILURES:
+            code, status = FAILURES[entry.finish]
             text = entry.cause or f"The request ended as {entry.finish}."
             retry_after = RETRY_AFTER_S if entry.finish == "unavailable" else None
             self.failure = self.failure or GenerationFailed(text, code=code, status=status, retry_after=retry_after)

@@ -12,11 +12,10 @@ from typing import Any
 import msgspec
 
 from api.chat.enforcement import answer_grammar
-from api.chat.forms import PLAIN, Forms
+from api.chat.forms import PLAIN, TABLE, Forms
 from api.chat.reading.arguments import may_be_text
 from api.chat.reading.calls import call_id
 from api.chat.reading.form import CallForm, Form, Ids
-from api.chat.reading.table import TABLE
 from api.chat.reading.writing import written_calls
 from api.chat.template import Template, render
 from api.chat.tokens import Vocabulary
@@ -24,7 +23,7 @@ from api.schemas.chat import EFFORTS, ChatRequest, Offer, template_messages
 from api.schemas.decoding import refusal
 from api.schemas.generation import Constraint, grammar_of, only_one
 from api.schemas.image_parts import ImageSource
-from api.schemas.view import Calling, Reading, Thinking
+from api.schemas.view import Calling, Reading, ThinkingMarks
 from control.errors import RequestError, TemplateFailed
 from control.messages import Grammar, ModelAssets
 from control.text.grammar import as_lark
@@ -405,7 +404,7 @@ def _constraint(
     request: ChatRequest,
     offer: Offer | None,
     form: Form | None,
-    thinking: Thinking | None,
+    thinking: ThinkingMarks | None,
     vocabulary: Vocabulary,
     prompted: str,
 ) -> tuple[Constraint | None, bool]:
@@ -492,12 +491,12 @@ def _switch(thinks: bool | None, names: frozenset[str]) -> dict[str, Any]:
     return {} if thinks is None else {name: thinks for name in ("enable_thinking", "thinking") if name in names}
 
 
-def _shown(thinking: Thinking | None, request: ChatRequest) -> Thinking | None:
+def _shown(thinking: ThinkingMarks | None, request: ChatRequest) -> ThinkingMarks | None:
     """The marks, with `hidden` as the client wants it."""
     return thinking and msgspec.structs.replace(thinking, hidden=request.include_reasoning is False)
 
 
-def _begun(thinking: Thinking | None, prompt: str) -> Thinking | None:
+def _begun(thinking: ThinkingMarks | None, prompt: str) -> ThinkingMarks | None:
     """The marks, with `begun` true where the prompt ends after an opening one."""
     return thinking and msgspec.structs.replace(thinking, begun=prompt.rstrip().endswith(thinking.open))
 
@@ -529,7 +528,7 @@ def _literal(offer: Offer) -> dict[str, list[str]]:
     return parameters
 
 
-def _marks(thinking: Thinking | None, form: Form | None, vocabulary: Vocabulary) -> dict[int, str]:
+def _marks(thinking: ThinkingMarks | None, form: Form | None, vocabulary: Vocabulary) -> dict[int, str]:
     """The special tokens of the form, by id."""
     texts = [*((thinking.open, thinking.close) if thinking else ()), *(form.marks if form is not None else ())]
     return vocabulary.hidden_in(texts)
@@ -571,7 +570,7 @@ def render_continued(
     return text[:cut] if text.startswith(_TAG, cut) else text[:cut].rstrip()
 
 
-def continued_thinking(thinking: Thinking | None, prompt: str, content: str) -> Thinking | None:
+def continued_thinking(thinking: ThinkingMarks | None, prompt: str, content: str) -> ThinkingMarks | None:
     """The marks of a reasoning that the continuation of `content` may begin with, or is inside of; else None."""
     if thinking is None:
         return None

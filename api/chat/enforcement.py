@@ -10,13 +10,13 @@ import json
 import re
 from typing import Any, cast
 
+from api.chat.forms import TABLE
 from api.chat.reading.arguments import may_be_text
 from api.chat.reading.form import CallForm, CallShape, Form
-from api.chat.reading.table import TABLE
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import LARK, Function, Offer
 from api.schemas.escaped_lark import in_json_string
-from api.schemas.view import CallFormat, Thinking
+from api.schemas.view import CallFormat, ThinkingMarks
 
 # --- Calls and reasoning ---------------------------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 def answer_grammar(
     offer: Offer | None,
     form: Form | CallFormat | None,
-    thinking: Thinking | None,
+    thinking: ThinkingMarks | None,
     vocabulary: Vocabulary,
     answer: str | None = None,
     prompted: str = "",
@@ -110,7 +110,7 @@ class _Writer:
         after = self.spelled(closed)
         return [f"answer: {before} format {after}".rstrip(), f"format: {answer}"]
 
-    def reasoning(self, thinking: Thinking) -> list[str]:
+    def reasoning(self, thinking: ThinkingMarks) -> list[str]:
         """The rules for a reasoning in front; where the prompt has not opened it, it may be left out."""
         close = self.spelled(thinking.close)
         following = self.spelled(self._form.channels.following) if self._form.channels is not None else "BLANK?"

@@ -31,8 +31,7 @@ from control.records.responses import (
     use_responses,
     watch_response,
 )
-from control.redis.batches import Batches
-from control.redis.connection import Call
+from control.redis.connection import Batches, Call
 from control.redis.servers import ServerMemory
 from control.requests.enqueue import ImageBounds
 from control.sizes import in_words

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from api.chat.answer import PieceDecoder
+from api.chat.answer import FAILURES, PieceDecoder
 from api.chat.piece import CallDelta, Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.http.errors import GenerationFailed, problem
@@ -366,11 +366,6 @@ class CompletionWriter(Writer[CompletionChunk]):
         return {self._name(one): finite(logprob) for one, logprob in ranked}
 
 
-def writer(rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int) -> Writer[Any]:
-    kind = ChatWriter if view.endpoint == "chat" else CompletionWriter
-    return kind(rid, view, vocabulary, prompt_tokens)
-
-
 _NS_PER_MS = 1_000_000
 
 
@@ -452,7 +447,8 @@ class StreamRenderer:
         self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int, resume: Cursor | None = None
     ) -> None:
         self.view = self._view = view
-        self._writer = writer(rid, view, vocabulary, prompt_tokens)
+        kind = ChatWriter if view.endpoint == "chat" else CompletionWriter
+        self._writer: Writer[Any] = kind(rid, view, vocabulary, prompt_tokens)
         self._prompt_tokens = prompt_tokens
         self.answers = [
             PieceDecoder(vocabulary, view, member_rid(rid, member), view.echo_of(member))
@@ -606,7 +602,10 @@ class StreamRenderer:
             self._stored = pieces
         for entry in entries:
             piece = self.answers[member].feed(entry)
-            self._writer.collect(pieces[member * self._view.n + piece.choice], piece)
+            self._collect(pieces[member * self._view.n + piece.choice], piece)
+
+    def _collect(self, whole: Piece, piece: Piece) -> None:
+        self._writer.collect(whole, piece)
 
     def so_far(self, status: Status) -> ResponseObject:
         """The response as far as it has come, with this status."""
@@ -645,7 +644,7 @@ class StreamRenderer:
             self._event(member, (piece.seq, _TEXT), self._writer.piece(index, piece), events)
         if piece.finish is None:
             return
-        if piece.finish not in ("cancelled", "expired", "unavailable", "error"):
+        if piece.finish not in FAILURES:
             self._event(member, (piece.seq, _FINISH), self._writer.finish(index, piece.finish, piece.tokens), events)
 
     def _event(self, member: int, place: tuple[int, int], chunk: bytes, events: list[bytes]) -> None:

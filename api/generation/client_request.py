@@ -8,11 +8,12 @@ Prefixes are therefore shared within a tenant, and beyond it only where the oper
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,22 +22,25 @@ import msgspec
 from api.chat.answer import prompt_text
 from api.chat.conversation import chat_prompt
 from api.chat.tokens import SURELY_CHARACTERS, WHOLE_CHARACTERS, Vocabulary
-from api.generation.session import Caller
+from api.http.connection import Client
+from api.http.errors import ClientDisconnected
+from api.http.gate import ANONYMOUS, Identity
 from api.http.limits import anthropic_ratelimit_headers, ratelimit_headers
 from api.http.turns import off_loop
 from api.images.loading import TOO_MANY, HeldPieces, RequestImages, placed, with_marks
 from api.models.fill_in_middle import FillInMiddle, TooLong
 from api.models.grammar import GrammarChecks
 from api.models.models import ServedModel
+from api.observability import RequestLog
 from api.schemas.chat import FUNCTION_NAMES, ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.converted import Converted
-from api.schemas.decoding import Names, naming
+from api.schemas.decoding import Names, Warnings, naming
 from api.schemas.embeddings import InputFields
 from api.schemas.generation import MAX_BIASES, CommonFields, Constraint, check_bad_word_tokens, grammar_of
 from api.schemas.image_parts import ImageSource
 from api.schemas.llama_cpp import Filling, LlamaCppCompletion, NativeCompletion
-from api.schemas.ollama_request import RawPrompt
+from api.schemas.ollama import RawPrompt
 from api.schemas.view import Endpoint, Reading, View
 from api.settings import ApiSettings
 from control.access import Allowance
@@ -45,6 +49,46 @@ from control.engines import adapter_in, refuse
 from control.errors import ContextLengthExceeded, RequestError, RequestTooLarge
 from control.messages import GenerationRequest, Grammar, ModelAssets, PromptImage, ReasoningBudget, Sampling
 from control.requests import Enqueue, member_rid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The sender of one HTTP request: its identity and what its headers say."""
+
+    request_log: RequestLog
+    tenant: str = ""
+    identity: Identity = ANONYMOUS
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    """Headers of the response, filled while the request is handled."""
+    warnings: Warnings = field(default_factory=Warnings)
+    """Parts of the request that were accepted without an effect, filled while it is read."""
+    images: RequestImages = field(default_factory=RequestImages)
+    """Its images that are loaded; empty once they belong to the request."""
+    idempotency_key: str = ""
+    body_hash: str = ""
+    body_bytes: int = 0
+    on_disconnect: str | None = None
+    client_request_id: str | None = None
+    rid: str = ""
+    """Fresh for every HTTP request; never what the client sent as X-Request-ID."""
+    client: Client = field(default_factory=Client)
+    """Its connection: whether it is still there."""
+
+    def identified(self, tenant: str, body: bytes = b"", idempotency_key: str = "") -> Caller:
+        """The same caller with its tenant, its body's size and its Idempotency-Key."""
+        self.request_log.tenant = tenant
+        body_hash = hashlib.sha256(body).hexdigest() if idempotency_key else ""
+        return replace(self, tenant=tenant, body_hash=body_hash, body_bytes=len(body), idempotency_key=idempotency_key)
+
+    def check_present(self, on_disconnect: str | int | float | None) -> None:
+        """Raises ClientDisconnected for a client that has left, unless its request is to go on then.
+
+        `on_disconnect` is the body's field, which goes before the header.
+        """
+        policy = self.on_disconnect if on_disconnect is None else on_disconnect
+        if policy in (None, "cancel") and self.client.gone():
+            raise ClientDisconnected
+
 
 ALL = "all"
 """In place of tenants: all share with each other."""
@@ -558,7 +602,7 @@ async def _checked_request(
     for text, param in rendered.warnings:
         caller.warnings.add(text, param)
     constraint = rendered.constraint
-    grammar = await grammars.check(constraint, served.letters) if constraint is not None else None
+    grammar = await grammars.check(constraint, served.grammar_tokens) if constraint is not None else None
     prompts = await tokenize_prompts(rendered, body, served, caller.images)
     caller.images.loaded.clear()
 

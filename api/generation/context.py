@@ -16,10 +16,8 @@ from api.models.models import ServedModel
 from api.schemas.chat import CalledFunction, Message
 from api.schemas.context_edits import CLEAR_THINKING, Edit
 from api.schemas.converted import Converted
-from api.schemas.item_parts import size_of
-from api.schemas.items import MAX_ITEMS, Item
+from api.schemas.items import CALLS, MAX_ITEMS, RESULTS, Item, size_of
 from api.schemas.responses import ResponseRequest, conversation
-from api.schemas.tool_items import CALLS, RESULTS
 from control.errors import RequestError
 
 _ANSWER_SHARE = 4

@@ -18,7 +18,7 @@ from api.generation.message_events import MessageEventBuilder
 from api.generation.response_events import ResponseEventBuilder
 from api.generation.seals import Seal
 from api.schemas.answers import encode
-from api.schemas.message_answers import MessageEvent, MessageObject
+from api.schemas.messages import MessageEvent, MessageObject
 from api.schemas.response_answers import ResponseEvent, ResponseObject, Status
 from api.schemas.view import Cursor, View
 from control.messages import LogEntry

@@ -1,7 +1,9 @@
 """Follows requests in Redis for all clients of this process: live over pub/sub, everything else from the token logs.
 
-`EventChannel` hears what leaders publish; nothing depends on it. After a gap, a break of the channel or half a second
-of silence `Follower` reads the log from the last entry on, for all silent requests in pipelined calls.
+A `Feed` is one reader's place in one request's token log; `Feeds` are those of one answer. `EventChannel` hears what
+leaders publish; nothing depends on it. After a gap, a break of the channel or half a second of silence `Follower` reads
+the log from the last entry on, for all silent requests in pipelined calls. What Redis has lost of a request `Recovery`
+brings back from what the feeds hold: parameters and what was delivered.
 
 Requests that only wait in the queue are looked at together (`QueuedFeeds`), many in one call, because almost always
 only their places change. A request whose log is empty, that is queued and has this process as a follower, has nothing
@@ -13,9 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from itertools import chain, islice
 from math import ceil
 from typing import Any
@@ -25,23 +28,305 @@ import structlog
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from api.generation.feed import BUFFER_ENTRIES, Feed
-from api.generation.recovery import Recovery, origin_of, set_back
 from api.http.tasks import PeriodicTask, end
 from api.settings import ApiSettings
 from control import keys, requests
 from control.backoff import doubling, pause_after
 from control.clock import now_ms
 from control.constants import PLACES
-from control.errors import RedisUnavailable, RequestNotFound
-from control.messages import EventRow, LogEntry, decode_event
-from control.redis.batches import Batches
+from control.errors import LogConflict, RedisUnavailable, RequestNotFound
+from control.messages import EventRow, LogEntry, decode_event, decode_request
 from control.redis.clients import AsyncRedis
-from control.redis.connection import Call, arun, arun_every
+from control.redis.connection import Batches, Call, Steps, arun, arun_every, arun_steps
 from control.redis.outage import outage
-from control.requests import Place
+from control.requests import Enqueue, Enqueued, Followed, QueuePlace, enqueue_again, repair
+from control.requests.token_log import TokenLog
 
 log = structlog.stdlib.get_logger(__name__)
+
+# --- One reader's place ----------------------------------------------------------------------------------------------
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(Enqueue).decode
+
+BUFFER_ENTRIES = 256
+"""Entries that wait for a reader that is slower than the model; whatever comes after is read from the log later."""
+
+
+class Feed:
+    """Delivers a request's log entries from seq 1, in order, each once.
+
+    Entries arrive from the live channel and from reads of the log, in any mixture and with repeats; what does not fit
+    is forgotten and fetched again. Entries that were handed out are kept, packed, until the reader is done: after a
+    failover it may be the only copy.
+    """
+
+    def __init__(self, model: str, rid: str, tenant: str, wake: asyncio.Event, now: float) -> None:
+        self.model = model
+        self.rid = rid
+        self.tenant = tenant
+        self.wake = wake
+        self.on_entries: Callable[[], object] = wake.set
+        """Called where entries have come that the reader has not taken."""
+        self.heard_at = now
+        """Loop time of the last news, live or read."""
+        self.quiet_reads = 0
+        """Reads of the log in a row that brought nothing new."""
+        self.fields: dict[str, str] = {}
+        """The request's hash as last read: state, ticket, t_claimed …"""
+        self.queued = False
+        """True while `QueuedFeeds` looks after it: as far as is known it waits in the queue, with an empty log."""
+        self.slot = 0
+        """The tick of `QueuedFeeds` that looks at it next."""
+        self.looks = 0
+        """The number of times that it was looked at."""
+        self.position: int | None = None
+        """QueuePlace in the model's queue, from 1; None when it is not known."""
+        self.shown: int | None = None
+        """The place that the client was shown last."""
+        self.show_at = math.inf
+        """Loop time from which the client may be shown another place; infinite for a client that is shown none."""
+        self.claim_at: float | None = None
+        """Loop time at which it is expected to be claimed; None when that is not known."""
+        self.error: Exception | None = None
+        """The reason why no more entries will come, where the log has no end of its own."""
+        self.begun = False
+        """True once Redis has had the request. Only from then on does its absence mean that it was lost."""
+        self._origin: bytes | None = None
+        self.entries = TokenLog()
+        """Everything that was handed out or is ready, from seq 1: what Redis must know too, or is told again."""
+        self.diverged = False
+        """True after entries that contradict the feed. It takes no more until the log has been repaired."""
+        self.missing_since: float | None = None
+        """Loop time at which Redis first did not know the request."""
+        self._taken = 0
+        self._newest = 0
+        self._on_hungry: Callable[[Feed], None] | None = None
+
+    def on_hungry(self, call: Callable[[Feed], None]) -> None:
+        """Have `call` fetch from the log when the buffer is empty and entries are known to be missing."""
+        self._on_hungry = call
+
+    def begin(self, origin: Enqueue | None = None) -> None:
+        """The request is in Redis. `origin`: what was enqueued, by this process or another one, where it is known."""
+        self.begun = True
+        self._origin = None if origin is None else _pack(origin)
+
+    @property
+    def origin(self) -> Enqueue | None:
+        """The enqueue that brings the request back after a loss of data; kept packed, since it is needed rarely."""
+        return None if self._origin is None else _unpack(self._origin)
+
+    @property
+    def recoverable(self) -> bool:
+        """True if `origin` is known."""
+        return self._origin is not None
+
+    @property
+    def complete(self) -> bool:
+        """True if the request has ended and all of its log is here."""
+        ended = self.fields.get("state", "queued") not in ("queued", "running")
+        return ended and self.have >= int(self.fields["seq"])
+
+    @property
+    def have(self) -> int:
+        """Every entry up to this seq was handed out or is ready."""
+        return len(self.entries)
+
+    @property
+    def behind(self) -> bool:
+        """True if entries exist that are not here: after a gap in the live channel, or with a slow reader."""
+        return self._newest > self.have
+
+    @property
+    def waiting(self) -> bool:
+        """True if the reader has taken every entry."""
+        return self._taken == self.have
+
+    @property
+    def ended_without_token(self) -> bool:
+        """True if the first entry ends its choice with no token: refused by the leader, cancelled or expired."""
+        return (
+            self._taken == 0 and bool(self.entries) and self.entries[0].token is None and bool(self.entries[0].finish)
+        )
+
+    def offer(
+        self, entries: Sequence[LogEntry], now: float, more: bool = False, rest: bool = False, whole: bool = False
+    ) -> None:
+        """Take entries in ascending order of seq, skipping what was seen before.
+
+        `more`: the log goes on after them. `rest`: they are all that the log has from here on. `whole`: take them all,
+        however far behind the reader is, because they can be had only now.
+        """
+        have = self.have
+        self.heard_at = now
+        most = have + len(entries) if whole else BUFFER_ENTRIES
+        if rest and (not entries or entries[-1].seq <= have):
+            self._newest = have  # what was announced beyond is not there (any more): it will be announced again
+        if more:
+            self._newest = max(self._newest, entries[-1].seq + 1)
+        for entry in entries:
+            seq = entry.seq
+            if seq > self._newest:
+                self._newest = seq
+            if seq <= have:
+                self.diverged |= not same(entry, self.entries[seq - 1])
+            elif seq == have + 1 and not self.diverged and have - self._taken < most:
+                self.entries.append(entry)
+                have = seq
+        if have > self._taken:
+            self.quiet_reads = 0
+            self.on_entries()
+        if self.diverged or self._newest > have:
+            self._ask()
+
+    def placed(self, place: QueuePlace, now: float) -> bool:
+        """It waits at this place. True if the reader is woken, because the client is to be shown it."""
+        self.position = place.position
+        self.claim_at = None if place.expected_wait_s is None else now + place.expected_wait_s
+        if place.position == self.shown or now < self.show_at:
+            return False
+        self.wake.set()
+        return True
+
+    def repaired(self) -> None:
+        """The log begins with `entries` again; what was announced beyond them may never have been."""
+        self.diverged = False
+        self._newest = self.have
+
+    def take(self, most: int | None = None) -> list[LogEntry]:
+        """The entries that are ready, at most so many: the reader is woken again for the rest. No entry is no end."""
+        start = self._taken
+        have = self.have
+        ready = have - start
+        if most is None or ready <= most:
+            entries = self.entries.since(start)
+            self._taken = have
+        else:
+            entries = self.entries[start : start + most]
+            self._taken = start + most
+            self.wake.set()
+        if entries and (self.diverged or self._newest > have):
+            self._ask()
+        return entries
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self.diverged = False
+        self.wake.set()
+
+    def _ask(self) -> None:
+        if (self.diverged or (self.behind and self.waiting)) and self._on_hungry is not None:
+            self._on_hungry(self)
+
+
+def same(one: LogEntry, other: LogEntry) -> bool:
+    """True if both entries are the same place of the same answer."""
+    return (one.choice, one.token, one.finish) == (other.choice, other.token, other.finish)
+
+
+# --- What Redis has lost ---------------------------------------------------------------------------------------------
+
+
+def bring_back(feed: Feed, now_ms: int) -> Steps[Enqueued] | None:
+    """Enqueue the request again under its id, seed and delivered prefix; None if its parameters are unknown."""
+    origin = feed.origin
+    if origin is None:
+        return None
+    deadline_ms = origin.deadline_ms
+    if deadline_ms:
+        # At least a millisecond: a request whose time has passed ends as expired, by the same rules as any other.
+        deadline_ms = max(1, deadline_ms - (now_ms - origin.received_ms))
+    return enqueue_again(msgspec.structs.replace(origin, deadline_ms=deadline_ms, lost=True), feed.entries)
+
+
+def origin_of(feed: Feed, followed: Followed, api: str, now_ms: int) -> Enqueue | None:
+    """The request as it was enqueued first, as `api` would enqueue it; None for one that has ended, and for one with
+    images, whose pixels only the process has that enqueued it.
+
+    Its deadline counts as `bring_back` reads it: from the moment of receipt on the other process's clock, and by this
+    one's clock. The time left is known by the server's clock, so clocks that differ do no harm.
+    """
+    if not followed.params:
+        return None
+    params = decode_request(followed.params)
+    if params.images:
+        return None
+    fields = followed.fields
+    received_ms = int(fields["t_received"])
+    left_ms = int(fields["deadline"]) - followed.server_ms
+    return Enqueue(
+        rid=feed.rid,
+        model=feed.model,
+        params=params,
+        tenant=feed.tenant,
+        account=fields.get("account", ""),
+        hold=fields.get("hold", ""),
+        priority=fields["priority"],
+        deadline_ms=(left_ms + now_ms - received_ms) or 1,  # 0 would mean none
+        on_disconnect=fields["on_disconnect"],
+        api=api,
+        idempotency_key=fields["idempotency"],
+        body_hash=fields["body_hash"],
+        view=fields["view"],
+        received_ms=received_ms,
+        keep_ms=int(fields.get("keep", "0")),
+    )
+
+
+def set_back(feed: Feed, followed: Followed, had: int) -> bool:
+    """True if Redis has less of the request than this process `had` when it asked, or something else."""
+    return feed.diverged or int(followed.fields["seq"]) < had
+
+
+class Recovery:
+    """Restores requests and logs that Redis has lost from what the feeds of this process hold."""
+
+    def __init__(self, client: AsyncRedis, api: str, lost_wait: float, read_again: Callable[[Feed], None]) -> None:
+        """`lost_wait`: seconds for which another process is given the time to bring back what this one can't."""
+        self._client = client
+        self._api = api
+        self._lost_wait = lost_wait
+        self._read_again = read_again
+
+    async def gone(self, feed: Feed, error: RequestNotFound, now: float) -> None:
+        """Redis does not know the request: bring it back. A request that this process never met fails with `error`."""
+        feed.heard_at = now
+        if not feed.begun:
+            feed.fail(error)  # it never was, or is another tenant's
+            return
+        feed.missing_since = feed.missing_since or now
+        steps = bring_back(feed, now_ms())
+        if steps is not None:
+            await arun_steps(self._client, steps)
+            log.warning("brought a lost request back", action="bring_back", rid=feed.rid, delivered=feed.have)
+            # Ends it where its end was delivered, and tells where another process had brought it back.
+            await self.give_back(feed)
+        elif feed.complete:
+            feed.missing_since = None  # all that the reader still lacks is here
+        elif now - feed.missing_since > self._lost_wait:
+            feed.fail(error)
+
+    async def give_back(self, feed: Feed) -> None:
+        """Redis has lost entries that this process was given: they are written back before anything else is read."""
+        try:
+            repaired = await arun_steps(
+                self._client, repair(feed.model, feed.rid, self._api, feed.tenant, feed.entries)
+            )
+        except LogConflict as error:
+            feed.fail(error)
+            return
+        except RequestNotFound:
+            return  # gone since: the next look brings it back
+        feed.repaired()
+        self._read_again(feed)
+        if repaired != "same":
+            log.warning("gave a token log back", action="repair", rid=feed.rid, seq=feed.have, outcome=repaired)
+
+
+# --- Live events -----------------------------------------------------------------------------------------------------
+
 
 _CONFIRM_S = 1.0
 _PATIENCE_S = 1.0
@@ -145,12 +430,15 @@ class EventChannel:
         self._on_break()
 
 
+# --- Requests in the queue -------------------------------------------------------------------------------------------
+
+
 _QUEUED_TICK_S = 0.25
 _REST_S = 60.0
 _LONGEST_PATIENCE = 10
 """In times of `silence`, between two looks at a request that goes on waiting."""
 _LOOKS_A_TICK = 4 * PLACES
-"""Where more requests wait than can be looked at so often, the time between two looks at each grows."""
+"""Waiting requests that are looked at in a tick. With more of them the time between two looks at each grows."""
 _AT_ONCE = 32
 """Requests that are read one by one, or readers that are woken, in one turn of the event loop: two milliseconds."""
 
@@ -242,7 +530,7 @@ class QueuedFeeds:
     async def _look_at(self, model: str, feeds: list[Feed]) -> None:
         # Of a request that another process began nothing is known yet.
         waiting = [feed for feed in feeds if feed.recoverable or feed.fields]
-        places: list[Place | None] = []
+        places: list[QueuePlace | None] = []
         if waiting:
             places = await arun(self._client, requests.places(model, self._api_id, [feed.rid for feed in waiting]))
         others = [feed for feed in feeds if not (feed.recoverable or feed.fields)]
@@ -261,6 +549,9 @@ class QueuedFeeds:
             feed.looks = 1  # the next look is soon, whatever becomes of this one
         for start in range(0, len(others), _AT_ONCE):
             await self._read([feed for feed in others[start : start + _AT_ONCE] if feed.queued])
+
+
+# --- Readers that leave ----------------------------------------------------------------------------------------------
 
 
 _LAST_S = 5.0
@@ -316,6 +607,9 @@ class UnfollowQueue:
                 log.warning("could not unfollow", action="unfollow", rid=rid, lane=lane, error=str(outcome))
             elif isinstance(outcome, Exception):
                 raise outcome
+
+
+# --- All feeds of the process ----------------------------------------------------------------------------------------
 
 
 _TICK_S = 0.1
@@ -585,6 +879,9 @@ class Follower:
 def _read_log(model: str, rid: str, have: int) -> Call[list[LogEntry]]:
     """The entries from seq `have` on, that one included, but never more than a reader can soon take."""
     return requests.read_log(model, rid, max(1, have) - 1, _READ_ENTRIES)
+
+
+# --- The feeds of one answer -----------------------------------------------------------------------------------------
 
 
 _ALARMS_S = 0.05

@@ -11,10 +11,9 @@ from api.chat.piece import Piece
 from api.generation.chunks import arguments_object
 from api.http.errors import anthropic_error, problem
 from api.schemas.answers import TokenCounts
-from api.schemas.message_answers import (
+from api.schemas.messages import (
     AppliedEdit,
     AppliedEdits,
-    Block,
     BlockDelta,
     ContentBlockDelta,
     ContentBlockStart,
@@ -26,6 +25,7 @@ from api.schemas.message_answers import (
     MessageStart,
     MessageStop,
     MessageUsage,
+    OutputBlock,
     Ping,
     SignatureDelta,
     StopDelta,
@@ -48,7 +48,7 @@ class MessageEventBuilder:
     def __init__(self, rid: str, view: View) -> None:
         self._rid = rid
         self._view = view
-        self._blocks: list[Block] = []
+        self._blocks: list[OutputBlock] = []
         self._texts: list[str] = []
         """Of the block that is open."""
         self._is_open = False
@@ -136,14 +136,14 @@ class MessageEventBuilder:
         self._texts.append(arguments)
         return [self._delta(InputJsonDelta(arguments))]
 
-    def _inside(self, kind: type[Block]) -> bool:
+    def _inside(self, kind: type[OutputBlock]) -> bool:
         return self._is_open and isinstance(self._blocks[-1], kind)
 
-    def _turn_to(self, empty: Block) -> list[MessageEvent]:
+    def _turn_to(self, empty: OutputBlock) -> list[MessageEvent]:
         """The open block is of this kind from here on."""
         return [] if self._inside(type(empty)) else [*self._close(), *self._open(empty)]
 
-    def _open(self, empty: Block) -> list[MessageEvent]:
+    def _open(self, empty: OutputBlock) -> list[MessageEvent]:
         self._is_open = True
         self._texts = []
         self._blocks.append(structs.replace(empty))

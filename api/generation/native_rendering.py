@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from api.chat.answer import FAILURES
 from api.chat.piece import Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.generation.chunks import StreamRenderer, finite
@@ -23,12 +24,10 @@ from api.schemas.answers import (
 )
 from api.schemas.llama_cpp import FIELDS, FILLS, PROMPT_TOKENS, PROMPTS, SETTINGS, SHOWS_IDS
 from api.schemas.view import Cursor, View
-from control.messages import LogEntry
 
 # Parts of an entry.
 _TEXT = 1
 _LAST = 2
-_FAILED = ("cancelled", "expired", "unavailable", "error")
 
 
 class NativeRenderer(StreamRenderer):
@@ -44,18 +43,10 @@ class NativeRenderer(StreamRenderer):
         self._with_lines = set[int]()
         """Choices whose text has a new line."""
 
-    def feed(self, member: int, entries: list[LogEntry]) -> bytes:
-        self._durations.note_token()
-        return super().feed(member, entries)
-
-    def collect(self, pieces: list[Piece], member: int, entries: list[LogEntry]) -> None:
-        self._durations.note_token()
-        for entry in entries:
-            piece = self.answers[member].feed(entry)
-            whole = pieces[member * self._view.n + piece.choice]
-            whole.encoded += self._scores(piece.scored)
-            piece.scored = []
-            whole.collect(piece)
+    def _collect(self, whole: Piece, piece: Piece) -> None:
+        whole.encoded += self._scores(piece.scored)
+        piece.scored = []
+        whole.collect(piece)
 
     def end(self, error: BaseException | None = None) -> bytes:
         events: list[bytes] = []
@@ -91,7 +82,7 @@ class NativeRenderer(StreamRenderer):
                 timings=self._timings(index, piece) if self._view.timed else UNSET,
             )
             self._event(member, (piece.seq, _TEXT), _event(part), events)
-        if piece.finish is not None and piece.finish not in _FAILED:
+        if piece.finish is not None and piece.finish not in FAILURES:
             self._event(member, (piece.seq, _LAST), _event(self._last(index, piece, "", [], [])), events)
 
     def _note_lines(self, index: int, piece: Piece) -> None:

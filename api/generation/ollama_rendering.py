@@ -14,7 +14,7 @@ from api.chat.tokens import Vocabulary
 from api.generation.chunks import StreamRenderer, arguments_object, finite
 from api.http.errors import ollama_error, problem
 from api.schemas.answers import encode
-from api.schemas.ollama_answers import (
+from api.schemas.ollama import (
     ChatAnswer,
     GenerateAnswer,
     OllamaFunction,
@@ -24,7 +24,6 @@ from api.schemas.ollama_answers import (
     TokenScore,
 )
 from api.schemas.view import View
-from control.messages import LogEntry
 
 
 class OllamaRenderer(StreamRenderer):
@@ -52,21 +51,6 @@ class OllamaRenderer(StreamRenderer):
     def load_stage(self, stage: str) -> bytes:
         return b""
 
-    def feed(self, member: int, entries: list[LogEntry]) -> bytes:
-        self._durations.note_token()
-        lines: list[bytes] = []
-        pending: Piece | None = None
-        for entry in entries:
-            piece = self.answers[member].feed(entry)
-            if pending is None:
-                pending = piece
-            elif not pending.join(piece):
-                self._tell(pending, lines)
-                pending = piece
-        if pending is not None:
-            self._tell(pending, lines)
-        return b"".join(lines)
-
     def end(self, error: BaseException | None = None) -> bytes:
         error = error or self.failure
         if error is not None:
@@ -77,21 +61,22 @@ class OllamaRenderer(StreamRenderer):
     def interruption(self, error: BaseException) -> bytes:
         return encode(ollama_error(problem(error))) + b"\n"
 
-    def collect(self, pieces: list[Piece], member: int, entries: list[LogEntry]) -> None:
-        self._durations.note_token()
-        for entry in entries:
-            piece = self.answers[member].feed(entry)
-            pieces[0].encoded += self._scores(piece.scored)
-            piece.scored = []
-            pieces[0].collect(piece)
+    def _collect(self, whole: Piece, piece: Piece) -> None:
+        whole.encoded += self._scores(piece.scored)
+        piece.scored = []
+        whole.collect(piece)
 
     def whole(self, pieces: list[Piece]) -> bytes:
         [piece] = pieces
         answer = self._answer(piece.text, piece.reasoning, piece.calls, piece.encoded)
         return encode(self._ended(answer, piece))
 
-    def _tell(self, piece: Piece, lines: list[bytes]) -> None:
-        """Add the lines of a piece; the call that is open becomes one once the next begins, or the answer ends."""
+    def _open(self) -> list[bytes]:
+        self._opened = True
+        return []
+
+    def _write(self, member: int, piece: Piece, events: list[bytes]) -> None:
+        """Add the line of a piece; the call that is open is in one once the next begins, or the answer ends."""
         calls: list[CallDelta] = []
         for delta in piece.calls:
             if self._growing is not None and self._growing.index == delta.index:
@@ -105,7 +90,7 @@ class OllamaRenderer(StreamRenderer):
             self._growing = None
         scores = self._scores(piece.scored)
         if piece.text or piece.reasoning or calls or scores:
-            lines.append(self._line(self._answer(piece.text, piece.reasoning, calls, scores)))
+            events.append(self._line(self._answer(piece.text, piece.reasoning, calls, scores)))
 
     def _answer(
         self, text: str = "", thinking: str = "", calls: Iterable[CallDelta] = (), scores: Iterable[TokenScore] = ()

@@ -16,8 +16,7 @@ from functools import partial
 from api.schemas.items import Unseal
 from control import keys
 from control.errors import RedisUnavailable
-from control.redis.batches import Batches
-from control.redis.connection import optional_text, read
+from control.redis.connection import Batches, optional_text, read
 
 Seal = Callable[[str, str], str]
 """From an item's type and a text to what only this farm can open, for the same tenant; the same each time."""

@@ -1,15 +1,18 @@
-"""One client: who sends a request, and the session that brings it the answer, from the feeds through the renderer.
+"""One client that follows one answer: its session, opened for a new request or for one that is there, and the bytes
+that it gets, from the feeds through the renderer.
 
 A client gets one body, or server-sent events: ready tokens joined, comments meanwhile, an error event at a late
-failure.
+failure. A fresh refusal by a full queue is repeated without tokenising the prompt and asking Redis again
+(`Backpressure`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,13 +24,13 @@ from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
 from api.generation.archive import Archive
 from api.generation.chunks import StreamRenderer
+from api.generation.client_request import Body, Caller, ClientRequest, text_request
 from api.generation.event_rendering import EventRenderer
 from api.generation.follow import Feeds, Follower
 from api.generation.native_rendering import NativeRenderer
 from api.generation.ollama_rendering import OllamaRenderer
 from api.generation.seals import Seal, Seals
-from api.generation.vectors import VECTORS, VectorRenderer
-from api.http.connection import Client
+from api.generation.vectors import VECTORS, VectorRenderer, pooling_request
 from api.http.errors import (
     CLIENT_LEFT,
     CLIENT_LEFT_TEXT,
@@ -36,19 +39,29 @@ from api.http.errors import (
     StreamInterrupted,
     problem,
 )
-from api.http.gate import ANONYMOUS, Identity
-from api.http.limits import Settler
+from api.http.limits import Limiter
 from api.http.turns import off_loop
 from api.http.uvicorn_hooks import BodyWriter
-from api.images.loading import RequestImages
-from api.models.models import ServedModel
-from api.observability import RequestLog, WaitLog
-from api.schemas.decoding import Warnings
+from api.models.grammar import GrammarChecks
+from api.models.models import Models, ServedModel
+from api.observability import WaitLog
+from api.schemas.embeddings import InputsRequest
 from api.schemas.view import Cursor, View, decode_view
 from api.settings import ApiSettings
+from control import requests
 from control.clock import now_ms
-from control.errors import ModelUnavailable
+from control.errors import (
+    FurrowError,
+    ModelNotFound,
+    ModelUnavailable,
+    QueueFull,
+    RedisUnavailable,
+    RequestError,
+    RequestNotFound,
+)
 from control.messages import LogEntry, encode
+from control.redis.connection import Batches
+from control.requests import member_rid
 from control.requests.upkeep.stranded import GRACE_MS
 
 log = structlog.stdlib.get_logger(__name__)
@@ -69,43 +82,7 @@ class Shutdown:
             raise ShuttingDown("This API process is shutting down. Send the request to another one, or retry shortly.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """The sender of one HTTP request: its identity and what its headers say."""
-
-    request_log: RequestLog
-    tenant: str = ""
-    identity: Identity = ANONYMOUS
-    headers: dict[str, str] = field(default_factory=dict[str, str])
-    """Headers of the response, filled while the request is handled."""
-    warnings: Warnings = field(default_factory=Warnings)
-    """Parts of the request that were accepted without an effect, filled while it is read."""
-    images: RequestImages = field(default_factory=RequestImages)
-    """Its images that are loaded; empty once they belong to the request."""
-    idempotency_key: str = ""
-    body_hash: str = ""
-    body_bytes: int = 0
-    on_disconnect: str | None = None
-    client_request_id: str | None = None
-    rid: str = ""
-    """Fresh for every HTTP request; never what the client sent as X-Request-ID."""
-    client: Client = field(default_factory=Client)
-    """Its connection: whether it is still there."""
-
-    def identified(self, tenant: str, body: bytes = b"", idempotency_key: str = "") -> Caller:
-        """The same caller with its tenant, its body's size and its Idempotency-Key."""
-        self.request_log.tenant = tenant
-        body_hash = hashlib.sha256(body).hexdigest() if idempotency_key else ""
-        return replace(self, tenant=tenant, body_hash=body_hash, body_bytes=len(body), idempotency_key=idempotency_key)
-
-    def check_present(self, on_disconnect: str | int | float | None) -> None:
-        """Raises ClientDisconnected for a client that has left, unless its request is to go on then.
-
-        `on_disconnect` is the body's field, which goes before the header.
-        """
-        policy = self.on_disconnect if on_disconnect is None else on_disconnect
-        if policy in (None, "cancel") and self.client.gone():
-            raise ClientDisconnected
+# --- A session -------------------------------------------------------------------------------------------------------
 
 
 ENTRY_BYTES = 20
@@ -287,64 +264,7 @@ def renderer_of(
     return StreamRenderer(rid, view, vocabulary, prompt_tokens, resume)
 
 
-class Sessions:
-    """Opens the sessions of new requests, and of those that another client or process began."""
-
-    def __init__(
-        self,
-        follower: Follower,
-        archive: Archive,
-        seals: Seals,
-        settler: Settler,
-        waits: WaitLog,
-        settings: ApiSettings,
-        shutdown: Shutdown,
-        load_stage: Callable[[str], str | None],
-    ) -> None:
-        self._follower = follower
-        self._archive = archive
-        self._seals = seals
-        self._settler = settler
-        self._waits = waits
-        self._settings = settings
-        self._shutdown = shutdown
-        self._load_stage = load_stage
-
-    async def feeds(self, model: str, tenant: str, rid: str) -> Feeds:
-        """Feeds for the answer `rid`, without a member yet; subscribes to the model's events."""
-        await self._follower.subscribe(model)
-        return Feeds(self._follower, model, tenant, rid)
-
-    def open(self, feeds: Feeds, renderer: StreamRenderer, caller: Caller) -> Session:
-        identity = caller.identity
-        self._waits.add(caller.request_log, feeds)
-        return Session(
-            feeds=feeds,
-            renderer=renderer,
-            caller=caller,
-            settings=self._settings,
-            shutdown=self._shutdown,
-            load_stage=partial(self._load_stage, feeds.model),
-            complete=partial(self._archive.complete, feeds.rid, identity.owner),
-            settle_limits=partial(self._settler.nudge, feeds.model) if identity.limited else None,
-        )
-
-    async def join(self, feeds: Feeds, served: ServedModel, caller: Caller, cursor: Cursor | None = None) -> Session:
-        """The session of a request that runs already, shown by its own view."""
-        caller.request_log.know(rid=feeds.rid)
-        await feeds.meet()
-        log.info(
-            "took up a request that another client or process began",
-            action="take_up",
-            rid=feeds.rid,
-            model=served.name,
-        )
-        view = decode_view(feeds.members[0].fields["view"])
-        prompt_tokens = sum(int(feed.fields["prompt_tokens"]) for feed in feeds.members)
-        caller.request_log.know(prompt_tokens=prompt_tokens)
-        seal = await self._seals.sealer(feeds.tenant) if view.sealed else None
-        renderer = renderer_of(feeds.rid, view, served.vocabulary, prompt_tokens, cursor, seal)
-        return self.open(feeds, renderer, caller)
+# --- Its stream ------------------------------------------------------------------------------------------------------
 
 
 STREAM_HEADERS = {
@@ -509,3 +429,240 @@ async def _tokens(session: Session) -> AsyncGenerator[bytes]:
             pause = settings.keep_alive
         write = None if direct is None or request_log.before_first_token else direct.write
         await feeds.wait(pause if stage is None else min(pause, STAGE_EVERY_S), write)
+
+
+# --- Opening sessions ------------------------------------------------------------------------------------------------
+
+
+FRESH_S = 0.1
+"""Seconds for which a refusal stands. Few places become free meanwhile, so a queue worth waiting in doesn't run dry."""
+_MOST = 4096
+
+
+class Backpressure:
+    """The refusals of the last moments, by model, tenant and class."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._refused: dict[tuple[str, str, str], tuple[float, QueueFull]] = {}
+
+    def note(self, model: str, tenant: str, priority: str, error: QueueFull) -> None:
+        """Remember a refusal, unless it was for the request's own size: a smaller one may get in."""
+        if error.bound == "tokens":
+            return
+        now = self._clock()
+        if len(self._refused) >= _MOST:
+            self._refused = {who: last for who, last in self._refused.items() if now - last[0] < FRESH_S}
+        self._refused[model, tenant, priority] = now, error
+
+    def check(self, model: str, tenant: str, priority: str) -> None:
+        """Raises the QueueFull that still stands, if there is one."""
+        at, error = self._refused.get((model, tenant, priority), (0.0, None))
+        if error is not None and self._clock() - at < FRESH_S:
+            raise QueueFull(error.model, error.queued, error.retry_after, error.bound)
+
+
+_LOOK_AGAIN_S = 0.2
+"""Between two looks for a request that Redis has lost."""
+
+
+class Sessions:
+    """Opens the sessions of new requests, and of those that another client or process began."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        batches: Batches,
+        models: Models,
+        archive: Archive,
+        seals: Seals,
+        grammars: GrammarChecks,
+        limiter: Limiter,
+        waits: WaitLog,
+        settings: ApiSettings,
+        shutdown: Shutdown,
+    ) -> None:
+        self._follower = follower
+        self._batches = batches
+        self._models = models
+        self._archive = archive
+        self._seals = seals
+        self._grammars = grammars
+        self._limiter = limiter
+        self._waits = waits
+        self._settings = settings
+        self._shutdown = shutdown
+        self._backpressure = Backpressure()
+
+    async def submit(self, body: Body | InputsRequest, caller: Caller) -> Session:
+        """Check, tokenise and enqueue; an Idempotency-Key that is known joins the request that runs.
+
+        Raises RequestError and its kin, RateLimited, QueueFull, ModelUnavailable, RedisUnavailable.
+        """
+        served = await self._models.resolve(body.model)
+        caller.request_log.know(model=served.name)
+        caller.identity.check_model(body.model, served.name)
+        queue = served.name, caller.tenant, caller.identity.priority(body.priority)
+        if not caller.idempotency_key:  # with one it may join a request that is queued already
+            self._backpressure.check(*queue)
+        caller.check_present(body.on_disconnect)
+        request = await self._client_request(body, caller, served)
+        caller.check_present(body.on_disconnect)
+        caller.request_log.know(prompt_tokens=request.prompt_tokens)
+        view = request.view
+        seal = await self._seals.sealer(caller.tenant) if view.sealed else None
+        feeds = await self._feeds(served.name, caller.tenant, caller.rid)
+        members = {member_rid(caller.rid, place): member for place, member in enumerate(request.members)}
+        refund = await self._limiter.begin(caller.identity.key, served.name, members, request.tell_allowance)
+        try:
+            await self._enqueue(request, feeds, lambda: caller.check_present(body.on_disconnect))
+        except BaseException as error:
+            feeds.leave()
+            queued = sum(feed.begun for feed in feeds.members)
+            # One whose answer is lost may have been queued: then its end settles it, else its estimate stands.
+            refund(queued + isinstance(error, RedisUnavailable | asyncio.CancelledError))
+            if isinstance(error, QueueFull):
+                self._backpressure.note(*queue, error)
+            if queued and isinstance(error, FurrowError) and feeds.rid == caller.rid:
+                await self._withdraw(served.name, list(members)[: queued + 1], caller.tenant)
+            raise
+        if feeds.rid != caller.rid:
+            refund(0)  # the request that was joined has a hold of its own
+            return await self._join(feeds, served, caller)
+        renderer = renderer_of(feeds.rid, view, served.vocabulary, request.prompt_tokens, seal=seal)
+        return self._open(feeds, renderer, caller)
+
+    async def _client_request(self, body: Body | InputsRequest, caller: Caller, served: ServedModel) -> ClientRequest:
+        if isinstance(body, InputsRequest):
+            return await pooling_request(body, caller, served)
+        return await text_request(body, caller, served, self._grammars, strict=self._settings.strict)
+
+    async def _enqueue(self, request: ClientRequest, feeds: Feeds, check_present: Callable[[], None]) -> None:
+        """Enqueue every member, and have its feed begin."""
+        for member in range(len(request.members)):
+            enqueue = request.enqueue(feeds.rid, member, self._settings)
+            # Before the enqueue: the first tokens may be published before its answer is here.
+            feed = feeds.open(enqueue.rid)
+            if enqueue.images:
+                await self._stage_images(enqueue)
+            enqueued = await self._batches.run(enqueue.model, requests.enqueue(enqueue), check_present)
+            if enqueued.rid != enqueue.rid:
+                feed = feeds.replace_last(enqueued.rid)
+            # A request that was joined may have another seed than the one drawn here.
+            ours = feed.rid == enqueue.rid and feeds.rid == request.caller.rid
+            feed.begin(enqueue if ours else None)
+            feed.position = enqueued.position
+
+    async def _stage_images(self, enqueue: requests.Enqueue) -> None:
+        bounds = self._archive.image_bounds
+        for piece in requests.stage_images(enqueue.model, enqueue.rid, enqueue.images, enqueue.tenant, bounds):
+            await self._batches.run(enqueue.model, piece)
+
+    async def _withdraw(self, model: str, rids: list[str], tenant: str) -> None:
+        """End the parts of a request of which another part was refused, whatever its `on_disconnect` says."""
+        for rid in rids:
+            with suppress(RequestNotFound, RedisUnavailable):
+                await self._batches.run(
+                    model, requests.cancel(model, rid, tenant, "another part of the request was refused")
+                )
+
+    async def find(self, rid: str, tenant: str, model: str | None = None) -> tuple[ServedModel, dict[str, str]]:
+        """The model and the hash of a request; looks in every model unless one is named, whatever its state. Raises
+        RequestNotFound, and as `Models.resolve`."""
+        served = None
+        if model is not None:
+            served = await self._models.find(self._models.real_name(model)) or await self._models.resolve(model)
+        places = [served] if served is not None else await self._models.all_served()
+        looks = [self._batches.run(place.name, requests.follow(place.name, rid, "", tenant, 2**40)) for place in places]
+        for place, outcome in zip(places, await asyncio.gather(*looks, return_exceptions=True), strict=True):
+            if isinstance(outcome, requests.Followed):
+                return place, outcome.fields
+            if not isinstance(outcome, RequestNotFound):
+                raise outcome
+        raise RequestNotFound(f"No request {rid!r}. It may have ended more than its retention ago.")
+
+    async def find_in(self, rid: str, tenant: str, model: str) -> tuple[ServedModel | None, dict[str, str]]:
+        """As `find`, for a model that need not serve any more: None where its vocabulary is gone. Raises
+        RequestNotFound, or ModelUnavailable where Redis has lost the model and may have lost the request."""
+        try:
+            followed = await self._batches.run(model, requests.follow(model, rid, "", tenant, 2**40))
+        except RequestNotFound:
+            self._models.check_lost(model)
+            raise
+        return await self._models.find(model), followed.fields
+
+    async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Session:
+        """Follow a request from the places of the cursor, or from its beginning if it has none.
+
+        Places prove that the request existed. If it is gone, Redis may have lost it a moment ago: another process that
+        follows it gets the time to bring it back. Raises RequestNotFound if it is gone, or another tenant's.
+        """
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        wait = self._settings.lost_wait if cursor.places else 0.0
+        logged = False
+        while True:
+            try:
+                return await self._follow(cursor, caller, model)
+            except (RequestNotFound, ModelNotFound) as error:
+                if clock() - began >= wait:
+                    raise
+                if not logged:
+                    log.info("waits for a lost request", action="await_lost", rid=cursor.rid, why=str(error))
+                    logged = True
+            if self._shutdown.interrupted:
+                raise ShuttingDown("This API process is shutting down. Send the request to another one.")
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _follow(self, cursor: Cursor, caller: Caller, model: str | None) -> Session:
+        served, fields = await self.find(cursor.rid, caller.tenant, model)
+        view = decode_view(fields["view"])
+        if view.member:
+            raise RequestNotFound(f"{cursor.rid!r} is a part of another request; follow that one.")
+        if len(cursor.places) not in (0, view.members):
+            raise RequestError(
+                f"Last-Event-ID has {len(cursor.places)} places, the stream has {view.members}.",
+                param="last-event-id",
+                code="invalid_event_id",
+            )
+        feeds = await self._feeds(served.name, caller.tenant, cursor.rid)
+        for member in range(view.members):
+            feeds.open(member_rid(cursor.rid, member))
+        caller.request_log.know(model=served.name, resumed=True)
+        return await self._join(feeds, served, caller, cursor)
+
+    async def _feeds(self, model: str, tenant: str, rid: str) -> Feeds:
+        """Feeds for the answer `rid`, without a member yet; subscribes to the model's events."""
+        await self._follower.subscribe(model)
+        return Feeds(self._follower, model, tenant, rid)
+
+    def _open(self, feeds: Feeds, renderer: StreamRenderer, caller: Caller) -> Session:
+        identity = caller.identity
+        self._waits.add(caller.request_log, feeds)
+        return Session(
+            feeds=feeds,
+            renderer=renderer,
+            caller=caller,
+            settings=self._settings,
+            shutdown=self._shutdown,
+            load_stage=partial(self._models.load_stage, feeds.model),
+            complete=partial(self._archive.complete, feeds.rid, identity.owner),
+            settle_limits=partial(self._limiter.settler.nudge, feeds.model) if identity.limited else None,
+        )
+
+    async def _join(self, feeds: Feeds, served: ServedModel, caller: Caller, cursor: Cursor | None = None) -> Session:
+        """The session of a request that runs already, shown by its own view."""
+        caller.request_log.know(rid=feeds.rid)
+        await feeds.meet()
+        log.info(
+            "took up a request that another client or process began",
+            action="take_up",
+            rid=feeds.rid,
+            model=served.name,
+        )
+        view = decode_view(feeds.members[0].fields["view"])
+        prompt_tokens = sum(int(feed.fields["prompt_tokens"]) for feed in feeds.members)
+        caller.request_log.know(prompt_tokens=prompt_tokens)
+        seal = await self._seals.sealer(feeds.tenant) if view.sealed else None
+        renderer = renderer_of(feeds.rid, view, served.vocabulary, prompt_tokens, cursor, seal)
+        return self._open(feeds, renderer, caller)

@@ -14,7 +14,7 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
-from api.schemas.error_answers import (
+from api.schemas.answers import (
     UNTHREADED,
     Error,
     ErrorDetails,

@@ -15,16 +15,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import structlog
 
-from api.http.keyring import LANE
+from api.http.gate import KEYS_LANE
 from api.http.tasks import PeriodicTask
-from control.access import Allowance, ApiKey, forget, free_places, metered_models, open_requests, pending, settle, spend
-from control.access.limits import MOST_READ
+from control.access import (
+    MOST_READ,
+    Allowance,
+    ApiKey,
+    forget,
+    free_places,
+    metered_models,
+    open_requests,
+    pending,
+    settle,
+    spend,
+)
 from control.clock import now_ms
 from control.errors import RateLimited, RedisUnavailable, RequestTooLarge
 from control.keys import ModelKeys
 from control.messages import GenerationRequest
-from control.redis.batches import Batches
-from control.redis.connection import read
+from control.redis.connection import Batches, read
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -50,9 +59,7 @@ class Settler:
         """Model → the time of this loop until which it is looked at."""
         self._sweep_at = 0.0
         self._task = PeriodicTask("settle", self._settle, self._until_next, retry_s=SWEEP_S)
-
-    def start(self) -> None:
-        self._task.start()
+        self.start = self._task.start
 
     async def stop(self) -> None:
         await self._task.stop()
@@ -72,7 +79,7 @@ class Settler:
             if not settlements:
                 return applied
             applied = True
-            outcomes = await self._batches.run_all(LANE, [settlement.apply() for settlement in settlements])
+            outcomes = await self._batches.run_all(KEYS_LANE, [settlement.apply() for settlement in settlements])
             done = [one for one, outcome in zip(settlements, outcomes, strict=True) if isinstance(outcome, bool)]
             if done:
                 await self._batches.run(model, forget(model, done))
@@ -87,7 +94,7 @@ class Settler:
         now = clock()
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_S * random.uniform(0.5, 1.5)  # so that the processes do not read all at once
-            await self._apply_all(await self._batches.run(LANE, metered_models()))
+            await self._apply_all(await self._batches.run(KEYS_LANE, metered_models()))
         else:
             await self._apply_all(self._hot)
         self._hot = {model: until for model, until in self._hot.items() if until > clock()}
@@ -112,7 +119,7 @@ class Limiter:
 
     def __init__(self, batches: Batches, settler: Settler) -> None:
         self._batches = batches
-        self._settler = settler
+        self.settler = settler
         self._refunding: set[asyncio.Task[None]] = set()
 
     async def begin(
@@ -152,35 +159,35 @@ class Limiter:
     async def _spend(self, key: ApiKey, hold: str, model: str, estimates: Mapping[str, int]) -> Allowance:
         call = spend(key, hold, model, estimates)
         try:
-            return await self._batches.run(LANE, call)
+            return await self._batches.run(KEYS_LANE, call)
         except RateLimited as error:
             # Requests that ended a moment ago may not be settled yet.
-            settled = await self._settler.apply(model)
+            settled = await self.settler.apply(model)
             freed = error.bound == "concurrent" and await self._free_places(key)
             if not (settled or freed):
                 raise
-        return await self._batches.run(LANE, call)
+        return await self._batches.run(KEYS_LANE, call)
 
     async def _free_places(self, key: ApiKey) -> bool:
         """Free the places of requests whose end Redis has forgotten; True if there were any."""
-        held = await self._batches.run(LANE, open_requests(key))
+        held = await self._batches.run(KEYS_LANE, open_requests(key))
         looks = [
             read("HGET", ModelKeys(model).request(rid), "state", parse=lambda state: state)
             for rid, (_, model) in held.items()
         ]
         over: list[str] = []
-        for (rid, (began, _)), state in zip(held.items(), await self._batches.run_all(LANE, looks), strict=True):
+        for (rid, (began, _)), state in zip(held.items(), await self._batches.run_all(KEYS_LANE, looks), strict=True):
             ended = now_ms() - began > _YOUNG_MS if state is None else state not in ("queued", "running")
             if ended and not isinstance(state, Exception):
                 over.append(rid)
         # Their estimate stands: what they took in truth is not known here.
         if over:
-            await self._batches.run(LANE, free_places(key, over))
+            await self._batches.run(KEYS_LANE, free_places(key, over))
         return bool(over)
 
     async def _refund(self, key: ApiKey, hold: str, rids: Sequence[str]) -> None:
         calls = [settle(key.id, hold, rid, 0, counts=False) for rid in rids]
-        for outcome in await self._batches.run_all(LANE, calls):
+        for outcome in await self._batches.run_all(KEYS_LANE, calls):
             if isinstance(outcome, RedisUnavailable):
                 # The estimate stands, and a place that stays taken is looked after by the next request that wants it.
                 log.warning("could not refund a request", action="refund", rid=hold, key=key.id, error=str(outcome))

@@ -1,9 +1,22 @@
-"""The farm as operators are shown it."""
+"""The farm as operators are shown it, read once for all who ask: its snapshots once a second while anybody follows, and
+reads that callers share; and those of any account, which can't delay operators.
+"""
 
 from __future__ import annotations
 
-from api.schemas.farm import FarmCard
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from api.http.tasks import PeriodicTask
+from api.schemas.farm import FarmAway, FarmCard
 from control import access
+from control.errors import RedisUnavailable
 from control.operations.checks.report import read_farm_findings, read_redis
 from control.placement import farm
 from control.redis.clients import SyncRedis
@@ -30,3 +43,167 @@ def read_farm(client: SyncRedis, *, shared: bool = False) -> FarmCard:
         redis=servers,
         findings=[*about_servers, *read_farm_findings(client, hosts, models)],
     )
+
+
+# --- Snapshots -------------------------------------------------------------------------------------------------------
+
+# Once a second while anybody follows: one reading for all followers of this process.
+
+
+EVERY_S = 1.0
+
+
+class FarmEvents:
+    """The stream of `GET /farm/events`. A follower that reads slowly misses snapshots and delays nobody."""
+
+    def __init__(self, client: SyncRedis, ended: Callable[[], bool]) -> None:
+        """`ended` is true once this process shuts down: every stream ends then."""
+        self._client = client
+        self._ended = ended
+        self._followers = 0
+        self._task: PeriodicTask | None = None
+        self._event = b""
+        self._next = asyncio.Event()
+
+    async def follow(self, allowed: Callable[[], Awaitable[bool]]) -> AsyncGenerator[bytes, None]:
+        """Server-sent events: `farm` with a FarmCard, or `away` with the error while Redis does not answer.
+
+        `allowed` is asked before each event after the first; the stream ends when it is false.
+        """
+        self._followers += 1
+        try:
+            if self._task is None:
+                self._task = PeriodicTask("farm_events", self._read, EVERY_S)
+                self._task.start()
+            elif self._event:
+                yield self._event
+            while not self._ended():
+                await self._next.wait()
+                if not await allowed():
+                    return
+                yield self._event
+        finally:
+            self._followers -= 1
+            if not self._followers:
+                await self.stop()
+
+    async def stop(self) -> None:
+        """End the readings."""
+        task = self._task
+        self._task = None
+        self._event = b""
+        if task is not None:
+            await task.stop()
+
+    async def _read(self) -> None:
+        """Read once, and wake the followers."""
+        try:
+            card = await asyncio.to_thread(read_farm, self._client, shared=True)
+            event = b"event: farm\ndata: " + msgspec.json.encode(card)
+        except RedisUnavailable as error:
+            event = b"event: away\ndata: " + msgspec.json.encode(FarmAway(error=str(error)))
+        self._event = event + b"\n\n"
+        woken = self._next
+        self._next = asyncio.Event()
+        woken.set()
+
+
+# --- Shared reads ----------------------------------------------------------------------------------------------------
+
+# Made once for all who ask the same within a second: fifty pages cost Redis what one does.
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+AGE_S = 1.0
+"""An answer is given to others until so long after its reading began."""
+THREADS = 16
+"""Of their own: slow reads must not keep tokenizers waiting, nor a few of them the others."""
+ACCOUNT_THREADS = 2
+"""For the reads of accounts: as many as they are, operators read beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    answer: asyncio.Future[Any]
+    began_at: float
+    """By the loop's clock."""
+
+
+class SharedReads:
+    """Runs reads in threads. Callers with the same function and arguments share one under way, or one just made.
+
+    An error goes to all who wait for it, and is not kept. A caller that is cancelled leaves the read to the others.
+    """
+
+    def __init__(self, client: SyncRedis, threads: int = THREADS) -> None:
+        self._client = client
+        self._threads = ThreadPoolExecutor(threads, "farm-read")
+        self._readings: dict[Hashable, _Reading] = {}
+
+    async def read(
+        self, work: Callable[Concatenate[SyncRedis, P], T], fresh: bool, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """`work(client, …)`; raises its errors. `fresh`: nothing that was begun before is taken."""
+        loop = asyncio.get_running_loop()
+        key: Hashable = (work, args, tuple(sorted(kwargs.items())))
+        reading = self._readings.get(key)
+        if reading is None or fresh or (reading.answer.done() and loop.time() - reading.began_at >= AGE_S):
+            reading = _Reading(
+                loop.run_in_executor(self._threads, lambda: work(self._client, *args, **kwargs)), loop.time()
+            )
+            self._readings[key] = reading
+            reading.answer.add_done_callback(lambda _, made=reading: self._done(key, made))
+        return await asyncio.shield(reading.answer)
+
+    def forget(self) -> None:
+        """Begin every read anew from here on: something was changed."""
+        self._readings.clear()
+
+    def stop(self) -> None:
+        """Begin no further read. Returns at once."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _done(self, key: Hashable, made: _Reading) -> None:
+        failed = made.answer.cancelled() or made.answer.exception() is not None
+        loop = made.answer.get_loop()
+        if failed:
+            self._drop(key, made)
+        else:
+            loop.call_at(made.began_at + AGE_S, self._drop, key, made)
+
+    def _drop(self, key: Hashable, made: _Reading) -> None:
+        if self._readings.get(key) is made:
+            del self._readings[key]
+
+
+class AccountReads:
+    """Reads of what an account may see of itself, in few threads of their own: one at a time for each account."""
+
+    def __init__(self, client: SyncRedis) -> None:
+        self._shared = SharedReads(client, ACCOUNT_THREADS)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def read(
+        self, account: str, work: Callable[Concatenate[SyncRedis, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """`work(client, …)`, or its answer to the same within the last second; raises its errors."""
+        turn = self._turns.get(account)
+        if turn is None:
+            turn = self._turns[account] = asyncio.Lock()
+        await turn.acquire()
+        reading = asyncio.create_task(self._shared.read(work, False, *args, **kwargs))
+
+        def done(task: asyncio.Task[T]) -> None:
+            turn.release()
+            if not task.cancelled():
+                task.exception()  # a client that left does not take it
+
+        # Also where the client leaves: its account's next read waits for the one that goes on.
+        reading.add_done_callback(done)
+        return await asyncio.shield(reading)
+
+    def stop(self) -> None:
+        """As of SharedReads."""
+        self._shared.stop()

@@ -13,7 +13,7 @@ from api.schemas.generation import Constraint
 from control.confinement import ConfinedFailure, ConfinedProcess, TooSlow
 from control.errors import RequestError
 from control.messages import Grammar, ModelAssets
-from control.text.grammar_check import Letters, Task, Verdict
+from control.text.grammar_check import GrammarTokens, Task, Verdict
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -28,12 +28,12 @@ _decode = msgspec.json.Decoder(Verdict).decode
 Key = tuple[bytes, Grammar]
 
 
-def letters(vocabulary: Vocabulary, assets: ModelAssets) -> bytes:
+def grammar_tokens(vocabulary: Vocabulary, assets: ModelAssets) -> bytes:
     """The characters of a vocabulary that a grammar can name, as the checking process reads them."""
     added = vocabulary.added_tokens()
     single = vocabulary.single_bytes()
     size = max([assets.vocab_size - 1, *added, *single, *assets.eos_ids]) + 1
-    return msgspec.json.encode(Letters(size, single, added, assets.eos_ids))
+    return msgspec.json.encode(GrammarTokens(size, single, added, assets.eos_ids))
 
 
 class GrammarChecks:
@@ -47,15 +47,15 @@ class GrammarChecks:
         self._longest_s = longest_s
         self._known: OrderedDict[Key, Verdict] = OrderedDict()
 
-    async def check(self, constraint: Constraint, letters: bytes) -> Grammar:
+    async def check(self, constraint: Constraint, tokens: bytes) -> Grammar:
         """The grammar as it is to be enqueued. Raises RequestError in the library's words for one that is refused."""
-        key = (letters, constraint.grammar)
+        key = (tokens, constraint.grammar)
         verdict = self._known.get(key)
         if verdict is None:
             child = await self._free.get()
             try:
                 verdict = self._known.get(key) or await child.run(
-                    _judge, child, constraint.grammar, letters, self._longest_s
+                    _judge, child, constraint.grammar, tokens, self._longest_s
                 )
             finally:
                 self._free.put_nowait(child)
@@ -77,9 +77,9 @@ class GrammarChecks:
             child.close()
 
 
-def _judge(child: ConfinedProcess, grammar: Grammar, letters: bytes, longest_s: float) -> Verdict:
+def _judge(child: ConfinedProcess, grammar: Grammar, tokens: bytes, longest_s: float) -> Verdict:
     try:
-        return _decode(child.ask(msgspec.json.encode(Task(grammar, msgspec.Raw(letters)))))
+        return _decode(child.ask(msgspec.json.encode(Task(grammar, msgspec.Raw(tokens)))))
     except TooSlow:
         log.warning("a grammar took too long", action="refuse_grammar", kind=grammar.kind, size=len(grammar.text))
         return Verdict(refusal=f"to compile it takes longer than {longest_s:g} s; simplify it")

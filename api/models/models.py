@@ -35,9 +35,9 @@ from api.http.turns import off_loop
 from api.images.loading import ImageLoader
 from api.models.confined import ConfinedFiles, Report
 from api.models.fill_in_middle import FillInMiddle, fill_in_middle_of
-from api.models.grammar import letters
+from api.models.grammar import grammar_tokens
 from api.models.model_process import Files
-from api.schemas.ollama_request import LATEST
+from api.schemas.ollama import LATEST
 from api.schemas.view import CallFormat
 from api.settings import ApiSettings
 from control.constants import ASSETS_LEFT_MS
@@ -51,8 +51,7 @@ from control.records.api_reports import CALLS, KEPT_S, note_breach
 from control.redis.clients import AsyncRedis, SyncRedis
 from control.redis.connection import arun_steps, read, run_every, run_steps
 from control.replicas import health
-from control.replicas.health import AssetsMark
-from control.replicas.health.overview import ASLEEP
+from control.replicas.health import ASLEEP, AssetsMark
 from control.text.tokenizer_check import MOST_TOKEN_BYTES, judge
 
 log = structlog.stdlib.get_logger(__name__)
@@ -69,7 +68,7 @@ class ServedModel:
     name: str
     assets: ModelAssets
     vocabulary: Vocabulary
-    letters: bytes
+    grammar_tokens: bytes
     """The part of the vocabulary that a grammar can name."""
     text_bytes: int
     """The size of a body that holds a text of a whole context."""
@@ -162,7 +161,7 @@ def serve(
     forms = forms_of(assets.chat_template, vocabulary, tool_parser, own)
     size = text_bytes(assets.context_length, longest)
     gaps = fill_in_middle_of(vocabulary)
-    named = letters(vocabulary, assets)
+    named = grammar_tokens(vocabulary, assets)
     assets = _without_tokenizer(assets)
     give_back_memory()
     loader = images if assets.images is not None else None
@@ -292,13 +291,11 @@ class Models:
         self._away: RedisUnavailable | None = None
         """The error of the last look. While the periodic task runs, requests raise it and need not try as well."""
         self._task = PeriodicTask("look", self._keep_looking, LOOK_EVERY_S)
+        self.start = self._task.start
         self._read_at = 0.0
         """The monotonic time at which this process read the overviews itself."""
         self.seen = False
         """True if the farm answered when it was last looked at."""
-
-    def start(self) -> None:
-        self._task.start()
 
     async def stop(self) -> None:
         await self._task.stop()

@@ -13,8 +13,8 @@ from litestar import Request, Response
 from litestar.background_tasks import BackgroundTask
 from litestar.datastructures import Headers
 
-from api.generation.client_request import Body
-from api.generation.session import Caller, EventStream, Session
+from api.generation.client_request import Body, Caller
+from api.generation.session import EventStream, Session
 from api.http.connection import client_of
 from api.http.errors import error_response, problem
 from api.http.gate import ANONYMOUS, Identity, secret_of
@@ -197,10 +197,10 @@ async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Session, bo
             text = "Last-Event-ID continues a stream. Send 'stream': true with it, or leave it out."
             raise RequestError(text, param="last-event-id", code="invalid_event_id")
         if not last:
-            return await process.submitter.submit(parsed.body, caller), bool(parsed.body.stream), parsed.accepted
+            return await process.sessions.submit(parsed.body, caller), bool(parsed.body.stream), parsed.accepted
         model = parsed.body.model
     del body, parsed  # a request that Redis has lost is waited for
-    return await process.existing.resume(parse_cursor(last), caller, model), True, None
+    return await process.sessions.resume(parse_cursor(last), caller, model), True, None
 
 
 def streamed(session: Session, caller: Caller) -> Response[Any]:

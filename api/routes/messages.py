@@ -7,9 +7,8 @@ from typing import Any
 from litestar import Response, post
 from msgspec import UNSET
 
-from api.generation.client_request import count_tokens
+from api.generation.client_request import Caller, count_tokens
 from api.generation.context import edited
-from api.generation.session import Caller
 from api.http.errors import in_anthropic_shape
 from api.http.turns import off_loop
 from api.routes.generation import (
@@ -25,8 +24,14 @@ from api.routes.generation import (
 )
 from api.schemas.answers import encode
 from api.schemas.bodies import taking
-from api.schemas.message_answers import CountedTokens, OriginalTokens
-from api.schemas.message_request import CountTokensRequest, MessageRequest, parse_count, parse_message
+from api.schemas.messages import (
+    CountedTokens,
+    CountTokensRequest,
+    MessageRequest,
+    OriginalTokens,
+    parse_count,
+    parse_message,
+)
 
 
 @post(

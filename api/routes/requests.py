@@ -38,7 +38,7 @@ async def follow_request(request: Http, rid: FromPath[str], model: FromQuery[str
                 param="last-event-id",
                 code="invalid_event_id",
             )
-        session = await process_of(request).existing.resume(cursor or Cursor(rid, []), caller, model)
+        session = await process_of(request).sessions.resume(cursor or Cursor(rid, []), caller, model)
         await session.settle()
         return streamed(session, caller)
     except Exception as error:
@@ -60,7 +60,7 @@ async def cancel_request(request: Http, rid: FromPath[str], model: FromQuery[str
 async def _status(request: Http, rid: str, model: str | None) -> RequestStatus:
     tenant = authenticate(request)
     process = process_of(request)
-    served, fields = await process.existing.find(rid, tenant, model)
+    served, fields = await process.sessions.find(rid, tenant, model)
     position = await arun(process.client, requests.position(served.name, rid))
     return request_status(rid, served.name, fields, position)
 
@@ -68,7 +68,7 @@ async def _status(request: Http, rid: str, model: str | None) -> RequestStatus:
 async def _cancel(request: Http, rid: str, model: str | None) -> RequestStatus:
     tenant = authenticate(request)
     process = process_of(request)
-    served, fields = await process.existing.find(rid, tenant, model)
+    served, fields = await process.sessions.find(rid, tenant, model)
     members = decode_view(fields["view"]).members
     calls = [
         requests.cancel(served.name, member_rid(rid, member), tenant, "cancelled by the client")

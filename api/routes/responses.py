@@ -11,9 +11,9 @@ from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 from msgspec import structs
 
-from api.generation.client_request import count_tokens
+from api.generation.client_request import Caller, count_tokens
 from api.generation.context import fitted
-from api.generation.session import Caller, Session
+from api.generation.session import Session
 from api.http.gate import Identity
 from api.http.turns import off_loop
 from api.models.models import ServedModel
@@ -34,15 +34,21 @@ from api.routes.generation import (
 )
 from api.schemas.answers import encode
 from api.schemas.bodies import taking
-from api.schemas.compaction import is_compaction, kept_messages, since_compaction, summarising, with_summaries
 from api.schemas.converted import Converted
 from api.schemas.decoding import missing
 from api.schemas.generation import check_number
-from api.schemas.item_parts import has_images
-from api.schemas.items import Item, read_items, trigger
+from api.schemas.items import Item, has_images, read_items, trigger
 from api.schemas.response_answers import StoredOutput
 from api.schemas.response_tools import unenforced
-from api.schemas.responses import ResponseRequest, parse_response
+from api.schemas.responses import (
+    ResponseRequest,
+    is_compaction,
+    kept_messages,
+    parse_response,
+    since_compaction,
+    summarising,
+    with_summaries,
+)
 from api.schemas.state import Deleted, InputItems, InputTokens
 from api.schemas.view import COMPACTION, Cursor
 from control.errors import RequestError, RequestNotFound
@@ -210,7 +216,7 @@ async def retrieve_response(
         if not stream:
             return _json(stored.response or await process.stored_answers.current(stored), stored.rid)
         process.shutdown.refuse_when_draining()
-        session = await process.existing.resume(Cursor(stored.rid, []), caller, stored.model)
+        session = await process.sessions.resume(Cursor(stored.rid, []), caller, stored.model)
         session.renderer.starting_after = -1 if starting_after is None else starting_after
         await session.settle()
         return streamed(session, caller)

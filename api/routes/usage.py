@@ -8,7 +8,7 @@ from litestar.params import FromQuery
 from api.routes.farm.access import check_days
 from api.routes.generation import Http, identity_of, process_of
 from api.schemas.farm import UsageList
-from control.access.usage import usage
+from control.access import usage
 from control.errors import RequestError
 
 

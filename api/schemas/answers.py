@@ -1,4 +1,5 @@
-"""The answers of /v1/chat/completions and /v1/completions, in OpenAI's form, llama.cpp's own, and what all share.
+"""The answers of /v1/chat/completions and /v1/completions, in OpenAI's form, llama.cpp's own, and what all share,
+errors included.
 
 They are encoded from these structs, and the OpenAPI document is made of the same ones. Fields that an answer may lack
 are UNSET; a field with another default is always there. The order of fields is that of the bytes.
@@ -307,3 +308,51 @@ class NativeResult(Shape, kw_only=True):
     generation_settings: dict[str, Any] | UnsetType = UNSET
     prompt: str | UnsetType = UNSET
     completion_probabilities: list[NativeTokenLogprob] | UnsetType = UNSET
+
+
+# --- errors ---
+
+
+UNTHREADED = "thread_unsupported_request"
+"""Anthropic's code for a request that can't be part of a conversation that the server keeps."""
+
+
+class ErrorObject(Shape):
+    message: str
+    type: str
+    param: str | None
+    """The parameter at fault, if any."""
+    code: str | None
+
+
+class Error(Shape):
+    """OpenAI's error body; after a stream's first byte it is the data of an event."""
+
+    error: ErrorObject
+
+
+class ErrorDetails(Shape):
+    """Facts for programs."""
+
+    error_code: str
+    unsupported: list[str]
+
+
+class MessageErrorObject(Shape):
+    type: str
+    message: str
+    details: ErrorDetails | UnsetType = UNSET
+    code: str | UnsetType | None = UNSET
+
+
+class MessageError(Shape, tag_field="type", tag="error"):
+    """Anthropic's error body, and the data of an error event."""
+
+    error: MessageErrorObject
+    request_id: str | None
+
+
+class OllamaError(Shape):
+    """Ollama's error body, and the last line of a stream that fails."""
+
+    error: str

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from control.access import ApiKey
-from control.access.usage import Usage
+from control.access import ApiKey, Usage
 from control.engines import OWN
 from control.messages import LOOKUP_TOKENS, GenerationRequest
 from control.operations.checks.findings import Finding

@@ -5,15 +5,353 @@ The kept form is that of the answer's own items, so a stored conversation is inp
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
-from api.schemas.decoding import Warnings, convert_part
-from api.schemas.item_parts import Content, Part, chat_parts, is_of_parts, kept_output, kept_parts, text_part, texts_of
-from api.schemas.tool_items import CALLS, KINDS, RESULTS, Item, ToolItem, call_of, is_left_out, kept_form, result_of
+from api.schemas.decoding import Warnings, convert_part, missing
+from api.schemas.image_parts import Parts, chat_content, image_part
+from api.schemas.image_parts import text_part as chat_text
+from api.schemas.response_tools import qualified
 from control.errors import RequestError
+
+# --- Parts -----------------------------------------------------------------------------------------------------------
+
+# Texts and images of messages, and of the outputs of tools.
+
+
+_TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+_WITH_IMAGES = ("user",)
+"""The roles of messages that may have images."""
+_DETAILS = ("auto", "low", "high", "original")
+"""Without an effect: a model has its own limits of pixels."""
+LEFT_OUT = "[An image was here. The summary tells of it.]"
+"""In place of an image in what is kept beside a summary."""
+
+
+class Part(msgspec.Struct, kw_only=True):
+    """One part of a message or of a tool's output. Texts and images are served; the other types are refused by name."""
+
+    type: Literal[
+        "input_text",
+        "output_text",
+        "text",
+        "refusal",
+        "reasoning_text",
+        "summary_text",
+        "input_image",
+        "input_file",
+        "input_audio",
+    ]
+    text: str | None = None
+    refusal: str | None = None
+    annotations: Any = None
+    logprobs: Any = None
+    prompt_cache_breakpoint: Any = None
+    image_url: Any = None
+    detail: Any = None
+    file_id: Any = None
+    file_data: Any = None
+    file_url: Any = None
+    filename: Any = None
+    input_audio: Any = None
+
+
+Content = str | list[Part]
+
+
+def text_part(kind: str, text: str) -> dict[str, Any]:
+    return {"type": kind, "text": text, "annotations": []} if kind == "output_text" else {"type": kind, "text": text}
+
+
+def texts_of(content: Content, at: str) -> list[str]:
+    """The texts of what may have no images. Raises RequestError for another part."""
+    if isinstance(content, str):
+        return [content]
+    return [_text_of(part, f"{at}[{index}]", "text") for index, part in enumerate(content)]
+
+
+def kept_parts(content: Content, at: str, role: str) -> Parts:
+    """The content of a message of `role` in the kept form. Raises RequestError for a part that is not served."""
+    kind = "output_text" if role == "assistant" else "input_text"
+    if role in _WITH_IMAGES and not isinstance(content, str):
+        return _parts_with_images(content, at)
+    return [text_part(kind, text) for text in texts_of(content, at)]
+
+
+def kept_output(output: Content, at: str) -> str | Parts:
+    """The output of a function in the kept form: a text where it has no images. Raises as `kept_parts`."""
+    if isinstance(output, str) or all(part.type != "input_image" for part in output):
+        return "\n".join(texts_of(output, at))
+    return _parts_with_images(output, at)
+
+
+def is_of_parts(output: Any) -> bool:
+    """True for the output of a function in parts; a shell's is a list of another kind."""
+    return isinstance(output, list) and all("type" in part for part in cast(Parts, output))
+
+
+def has_images(items: list[Item]) -> bool:
+    contents = [item.get(name) for item in items for name in ("content", "output")]
+    return any(part["type"] == "input_image" for parts in contents if is_of_parts(parts) for part in parts or [])
+
+
+def chat_parts(item: Item, name: str) -> str | Parts:
+    """The parts of an item, in its field `name`, as the content of a chat's message."""
+    parts: Parts = item[name]
+    return chat_content(
+        [
+            image_part(part["image_url"], f"{item['id']}.{name}[{index}].image_url")
+            if part["type"] == "input_image"
+            else chat_text(part["text"])
+            for index, part in enumerate(parts)
+        ]
+    )
+
+
+def without_images(item: Item) -> Item:
+    """A message, with a note in place of each image."""
+    if all(part["type"] != "input_image" for part in item["content"]):
+        return item
+    parts = [text_part("input_text", LEFT_OUT) if one["type"] == "input_image" else one for one in item["content"]]
+    return item | {"content": parts}
+
+
+def size_of(item: Item) -> int:
+    """About the characters of an item in a prompt: an image is as small as the context that it takes."""
+    if not any(is_of_parts(item.get(name)) for name in ("content", "output")):
+        return len(str(item))
+    return len(str({name: _shortened(value) for name, value in item.items()}))
+
+
+def _shortened(value: Any) -> Any:
+    if not is_of_parts(value):
+        return value
+    return [part["type"] if part["type"] == "input_image" else part for part in cast(Parts, value)]
+
+
+def _parts_with_images(content: list[Part], at: str) -> Parts:
+    return [
+        _image(part, f"{at}[{index}]")
+        if part.type == "input_image"
+        else text_part("input_text", _text_of(part, f"{at}[{index}]", "text and images"))
+        for index, part in enumerate(content)
+    ]
+
+
+def _image(part: Part, at: str) -> dict[str, Any]:
+    if part.file_id is not None:
+        raise RequestError(
+            f"'{at}.file_id' is not served: this server keeps no files. Send the image in 'image_url'.",
+            param=f"{at}.file_id",
+            code="unsupported_content",
+        )
+    if part.image_url is None:
+        raise missing(f"{at}.image_url")
+    if not isinstance(part.image_url, str):
+        raise RequestError(f"'{at}.image_url' must be a URL.", param=f"{at}.image_url", code="invalid_type")
+    if part.detail not in (None, *_DETAILS):
+        raise RequestError(f"Invalid value for '{at}.detail'; use one of {', '.join(_DETAILS)}.", param=f"{at}.detail")
+    return {"type": "input_image", "image_url": part.image_url, "detail": part.detail or "auto"}
+
+
+def _text_of(part: Part, at: str, types: str) -> str:
+    if part.type not in _TEXTS:
+        raise RequestError(
+            f"'{at}' has type '{part.type}'; {types} can be here.",
+            param=f"{at}.type",
+            code="unsupported_content",
+        )
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise missing(f"{at}.{'refusal' if part.type == 'refusal' else 'text'}")
+    return text
+
+
+# --- Items of tools --------------------------------------------------------------------------------------------------
+
+# Calls of tools and their results, and each as a function's call and result.
+
+
+Item = dict[str, Any]
+
+CALLS = ("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call")
+RESULTS = tuple(f"{kind}_output" for kind in CALLS)
+_NOT_SERVED = (
+    *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call"),
+    *("computer_call_output", "mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
+    *("tool_search_call", "tool_search_output", "program", "program_output"),
+)
+"""Items of hosted tools: what they found is in the assistant's text that follows them."""
+
+
+class CustomToolCall(msgspec.Struct, kw_only=True):
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+    id: str | None = None
+    namespace: str | None = None
+
+
+class SentLocalShellAction(msgspec.Struct, kw_only=True, omit_defaults=True):
+    command: list[str]
+    env: dict[str, str] | None = None
+    timeout_ms: int | None = None
+    user: str | None = None
+    working_directory: str | None = None
+
+
+class LocalShellCall(msgspec.Struct, kw_only=True):
+    type: Literal["local_shell_call"]
+    action: SentLocalShellAction
+    call_id: str | None = None
+    id: str | None = None
+
+
+class LocalShellCallOutput(msgspec.Struct, kw_only=True):
+    """`id` is that of the call where there is no `call_id`."""
+
+    type: Literal["local_shell_call_output"]
+    output: str
+    id: str | None = None
+    call_id: str | None = None
+
+
+class SentShellAction(msgspec.Struct, kw_only=True, omit_defaults=True):
+    commands: list[str]
+    timeout_ms: int | None = None
+    max_output_length: int | None = None
+
+
+class ShellCall(msgspec.Struct, kw_only=True):
+    type: Literal["shell_call"]
+    call_id: str
+    action: SentShellAction
+    id: str | None = None
+
+
+class ShellOutcome(msgspec.Struct, kw_only=True):
+    type: Literal["exit", "timeout"]
+    exit_code: int | None = None
+
+
+class ShellOutput(msgspec.Struct, kw_only=True):
+    stdout: str = ""
+    stderr: str = ""
+    outcome: ShellOutcome | None = None
+
+
+class ShellCallOutput(msgspec.Struct, kw_only=True):
+    type: Literal["shell_call_output"]
+    call_id: str
+    output: str | list[ShellOutput]
+    id: str | None = None
+
+
+class SentPatchOperation(msgspec.Struct, kw_only=True, omit_defaults=True):
+    type: Literal["create_file", "update_file", "delete_file"]
+    path: str
+    diff: str | None = None
+
+
+class ApplyPatchCall(msgspec.Struct, kw_only=True):
+    type: Literal["apply_patch_call"]
+    call_id: str
+    operation: SentPatchOperation
+    id: str | None = None
+
+
+class ApplyPatchCallOutput(msgspec.Struct, kw_only=True):
+    type: Literal["apply_patch_call_output"]
+    call_id: str
+    status: Literal["completed", "failed"] = "completed"
+    output: str | None = None
+    id: str | None = None
+
+
+ToolItem = (
+    CustomToolCall
+    | LocalShellCall
+    | LocalShellCallOutput
+    | ShellCall
+    | ShellCallOutput
+    | ApplyPatchCall
+    | ApplyPatchCallOutput
+)
+KINDS: dict[str, type[ToolItem]] = {
+    "custom_tool_call": CustomToolCall,
+    "local_shell_call": LocalShellCall,
+    "local_shell_call_output": LocalShellCallOutput,
+    "shell_call": ShellCall,
+    "shell_call_output": ShellCallOutput,
+    "apply_patch_call": ApplyPatchCall,
+    "apply_patch_call_output": ApplyPatchCallOutput,
+}
+_PREFIXES = {
+    "custom_tool_call": "ctc",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+    "shell_call": "sh",
+    "shell_call_output": "sho",
+    "apply_patch_call": "apc",
+    "apply_patch_call_output": "apco",
+}
+
+
+def is_left_out(kind: str) -> bool:
+    """True for items of tools that a server ran: they are no part of the prompt."""
+    return kind in _NOT_SERVED
+
+
+def kept_form(item: ToolItem, name: str) -> Item:
+    """The item as it is stored; `name` identifies one without an id."""
+    fields = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
+    status = {"status": "completed"} | ({"status": item.status} if isinstance(item, ApplyPatchCallOutput) else {})
+    stored: Item = {"id": f"{_PREFIXES[item.type]}_{name}"} | fields | status
+    if isinstance(item, LocalShellCall | LocalShellCallOutput):
+        stored["call_id"] = item.call_id or stored["id"]
+    if isinstance(item, LocalShellCall):
+        stored["action"] = {"type": "exec", "env": {}} | stored["action"]
+    return stored
+
+
+def call_of(item: Item) -> tuple[str, str]:
+    """Name and arguments, as JSON text, of the function that the item calls."""
+    match item["type"]:
+        case "function_call":
+            return qualified(item.get("namespace"), item["name"]), item["arguments"]
+        case "custom_tool_call":
+            return qualified(item.get("namespace"), item["name"]), _text({"input": item["input"]})
+        case "apply_patch_call":
+            return "apply_patch", _text(item["operation"])
+        case kind:
+            left_out = ("type", "env", "user", "max_output_length")
+            action = {name: value for name, value in item["action"].items() if value and name not in left_out}
+            return kind.removesuffix("_call"), _text(action)
+
+
+def result_of(item: Item) -> str:
+    """The text of a call's result for the model."""
+    output = item.get("output")
+    if item["type"] == "apply_patch_call_output":
+        return output or item["status"]
+    if not isinstance(output, list):
+        return str(output)
+    return "\n".join(_shown(one) for one in cast("list[Item]", output))
+
+
+def _shown(output: Item) -> str:
+    outcome = output.get("outcome") or {}
+    ended = "timed out" if outcome.get("type") == "timeout" else f"exit code {outcome.get('exit_code', 0)}"
+    return "\n".join(text.rstrip("\n") for text in (ended, output["stdout"], output["stderr"]) if text)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
 
 Unseal = Callable[[str, str], str | None]
 """From an item's type and its `encrypted_content` to the text; None for one that this farm did not seal."""

@@ -277,106 +277,86 @@ class OutputItemDone(ResponseEvent, tag="response.output_item.done"):
     item: OutputItem
 
 
-class ContentPartAdded(ResponseEvent, tag="response.content_part.added"):
+class ItemEvent(ResponseEvent):
+    """Of one output item."""
+
     item_id: str
     output_index: int
+
+
+class ContentEvent(ItemEvent):
+    """Of one part of an item's content."""
+
     content_index: int
+
+
+class SummaryEvent(ItemEvent):
+    """Of one part of a reasoning's summary."""
+
+    summary_index: int
+
+
+class ContentPartAdded(ContentEvent, tag="response.content_part.added"):
     part: OutputText | ReasoningText
 
 
-class ContentPartDone(ResponseEvent, tag="response.content_part.done"):
-    item_id: str
-    output_index: int
-    content_index: int
+class ContentPartDone(ContentEvent, tag="response.content_part.done"):
     part: OutputText | ReasoningText
 
 
-class OutputTextDelta(ResponseEvent, tag="response.output_text.delta"):
-    item_id: str
-    output_index: int
-    content_index: int
+class OutputTextDelta(ContentEvent, tag="response.output_text.delta"):
     delta: str
     logprobs: list[TokenLogprob]
 
 
-class OutputTextDone(ResponseEvent, tag="response.output_text.done"):
-    item_id: str
-    output_index: int
-    content_index: int
+class OutputTextDone(ContentEvent, tag="response.output_text.done"):
     text: str
     logprobs: list[TokenLogprob]
 
 
-class ReasoningTextDelta(ResponseEvent, tag="response.reasoning_text.delta"):
-    item_id: str
-    output_index: int
-    content_index: int
+class ReasoningTextDelta(ContentEvent, tag="response.reasoning_text.delta"):
     delta: str
 
 
-class ReasoningTextDone(ResponseEvent, tag="response.reasoning_text.done"):
-    item_id: str
-    output_index: int
-    content_index: int
+class ReasoningTextDone(ContentEvent, tag="response.reasoning_text.done"):
     text: str
 
 
-class SummaryPartAdded(ResponseEvent, tag="response.reasoning_summary_part.added"):
-    item_id: str
-    output_index: int
-    summary_index: int
+class SummaryPartAdded(SummaryEvent, tag="response.reasoning_summary_part.added"):
     part: SummaryText
 
 
-class SummaryPartDone(ResponseEvent, tag="response.reasoning_summary_part.done"):
-    item_id: str
-    output_index: int
-    summary_index: int
+class SummaryPartDone(SummaryEvent, tag="response.reasoning_summary_part.done"):
     part: SummaryText
 
 
-class SummaryTextDelta(ResponseEvent, tag="response.reasoning_summary_text.delta"):
-    item_id: str
-    output_index: int
-    summary_index: int
+class SummaryTextDelta(SummaryEvent, tag="response.reasoning_summary_text.delta"):
     delta: str
 
 
-class SummaryTextDone(ResponseEvent, tag="response.reasoning_summary_text.done"):
-    item_id: str
-    output_index: int
-    summary_index: int
+class SummaryTextDone(SummaryEvent, tag="response.reasoning_summary_text.done"):
     text: str
 
 
-class CallArgumentsDelta(ResponseEvent, tag="response.function_call_arguments.delta"):
-    item_id: str
-    output_index: int
+class CallArgumentsDelta(ItemEvent, tag="response.function_call_arguments.delta"):
     delta: str
 
 
-class CallArgumentsDone(ResponseEvent, tag="response.function_call_arguments.done"):
-    item_id: str
-    output_index: int
+class CallArgumentsDone(ItemEvent, tag="response.function_call_arguments.done"):
     name: str
     arguments: str
 
 
-class CustomInputDelta(ResponseEvent, tag="response.custom_tool_call_input.delta"):
-    item_id: str
-    output_index: int
+class CustomInputDelta(ItemEvent, tag="response.custom_tool_call_input.delta"):
     delta: str
 
 
-class CustomInputDone(ResponseEvent, tag="response.custom_tool_call_input.done"):
-    item_id: str
-    output_index: int
+class CustomInputDone(ItemEvent, tag="response.custom_tool_call_input.done"):
     input: str
 
 
-class Compacting(ResponseEvent, tag="response.compaction.compacting"):
-    item_id: str
-    output_index: int
+class Compacting(ItemEvent, tag="response.compaction.compacting"):
+    pass
 
 
 class ShellCommandAdded(ResponseEvent, tag="response.shell_call_command.added"):
@@ -397,4 +377,8 @@ class ShellCommandDone(ResponseEvent, tag="response.shell_call_command.done"):
     command_index: int
 
 
-RESPONSE_EVENTS: tuple[type[ResponseEvent], ...] = tuple(ResponseEvent.__subclasses__())
+def _leaves(kind: type[ResponseEvent]) -> list[type[ResponseEvent]]:
+    return [leaf for base in kind.__subclasses__() for leaf in _leaves(base) or [base]]
+
+
+RESPONSE_EVENTS: tuple[type[ResponseEvent], ...] = tuple(_leaves(ResponseEvent))

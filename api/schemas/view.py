@@ -13,7 +13,7 @@ CallFormat = str
 OWN = "own"
 
 
-class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
+class ThinkingMarks(msgspec.Struct, frozen=True, omit_defaults=True):
     """The marks around a model's reasoning."""
 
     open: str = "<think>"
@@ -46,7 +46,7 @@ class Calling(msgspec.Struct, frozen=True, omit_defaults=True):
 class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
     """The parts of an answer besides text."""
 
-    thinking: Thinking | None = None
+    thinking: ThinkingMarks | None = None
     calling: Calling | None = None
     marks: dict[int, str] = {}
     """Special tokens, by id, that the parsers must see though their text is never shown."""

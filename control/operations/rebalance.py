@@ -6,15 +6,11 @@ import time
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from control.errors import ModelUnavailable, SettingsError
-from control.messages import Assignment, ModelSpec
-from control.placement import farm, rebalance
+from control.placement import farm
 from control.placement.farm import read_farm_view
-from control.placement.need import ModelNeed
-from control.placement.placement import Host
-from control.placement.rebalance import Move
+from control.placement.rebalance import Farm, Move, is_moved
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
 from control.replicas import health
@@ -22,23 +18,6 @@ from control.replicas import health
 HANDED_OVER_S = 15.0
 """A turn of the agent that plans takes less."""
 CLAIM_EVERY_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Farm:
-    """The state of a farm on which moves depend. `replica_counts`: the number of replicas of each model on demand that
-    are to run now."""
-
-    specs: list[ModelSpec]
-    hosts: list[Host]
-    held: dict[str, list[Assignment]]
-    needs: dict[str, ModelNeed]
-    replica_counts: dict[str, int]
-
-    @property
-    def is_settled(self) -> bool:
-        """False while a replica leaves its host, or is to be placed."""
-        return rebalance.is_settled(self.specs, self.hosts, self.held, self.needs, self.replica_counts)
 
 
 def read_farm(client: SyncRedis) -> Farm:
@@ -50,16 +29,6 @@ def read_farm(client: SyncRedis) -> Farm:
     return Farm(view.specs, view.hosts, view.held, view.needs, replica_counts)
 
 
-def planned_moves(state: Farm) -> list[Move]:
-    """All moves, in their order."""
-    return rebalance.moves(state.specs, state.hosts, state.held, state.needs, state.replica_counts)
-
-
-def next_move(state: Farm) -> Move | None:
-    """The first of them; None where nothing should be moved."""
-    return rebalance.next_move(state.specs, state.hosts, state.held, state.needs, state.replica_counts)
-
-
 def begin(client: SyncRedis, move: Move, state: Farm) -> bool:
     """Ask the replica to drain, and assign its successor, while no agent plans. False, and nothing is done, where the
     farm is not in the `state` any more from which the move follows. Raises SettingsError where no agent hands planning
@@ -68,7 +37,7 @@ def begin(client: SyncRedis, move: Move, state: Farm) -> bool:
         if read_farm(client) != state or not run(client, farm.claim_placement(name)):
             return False
         for one in farm.assignments(client, move.source):
-            if rebalance.is_moved(one, move):
+            if is_moved(one, move):
                 farm.withdraw(client, move.source, one)
         farm.assign(client, move.target, move.successor)
         return True
@@ -99,5 +68,5 @@ def is_over(client: SyncRedis, move: Move) -> bool:
         raise ModelUnavailable(
             move.model, "failed", f"replica {successor.replica} on {move.target}: {successor.detail}"
         )
-    left = not any(rebalance.is_moved(one, move) for one in farm.assignments(client, move.source))
+    left = not any(is_moved(one, move) for one in farm.assignments(client, move.source))
     return left and successor is not None and successor.state == "loaded"

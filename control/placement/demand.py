@@ -309,12 +309,12 @@ def rooms_for_turns(
     held = with_lent(held, needs, uses or {})
     spare = {(model.spec.name, replica) for model in models for replica in model.spare_replicas}
     demands = {model.spec.name: model.demand.replicas for model in models}
-    there = Counter(one.spec.name for one in {(one.spec.name, one.replica): one for one in _staying(held)}.values())
+    there = Counter(one.spec.name for one in {one.place: one for one in _staying(held)}.values())
     rooms = Room(hosts, needs), Room(hosts, needs)
     for room, is_emptied in zip(rooms, (False, True), strict=True):
         for host_id, assignments in held.items():
             for one in assignments:
-                if not one.withdrawn and not (is_emptied and (one.spec.name, one.replica) in spare):
+                if not one.withdrawn and not (is_emptied and one.place in spare):
                     room.take(host_id, one)
         for spec in specs:
             count = spec.least_replicas if is_emptied else replica_count(spec, demands)

@@ -2,7 +2,8 @@
 
 A replica whose specification names no KV tokens was given a share at its load. The planner asks it to do with less
 (`Assignment.kv_target`). Its leader lowers its limit as its requests let it, and tells so in its heartbeat. Only then
-is the share written smaller, and what is free assigned.
+is the share written smaller, and what is free assigned, so a byte has one owner. No request ends, and no memory that
+was given is taken back. Ranks drop nothing by themselves, because the leader alone knows what nobody needs.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from control.messages import Assignment, ModelSpec
-from control.placement.need import ModelNeed
-from control.placement.placement import Assign, Needs, Parts, Room, Sizes, bytes_of, least_sizes
+from control.messages import Assignment, ModelSpec, Place
+from control.placement.placement import Assign, Needs, Parts, Room, Sizes, bytes_of, current_need, least_sizes
 
 Held = Mapping[str, Sequence[Assignment]]
 """Assignments by host id."""
@@ -27,33 +27,33 @@ class KvUse(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
 
 
-Uses = Mapping[tuple[str, str], KvUse]
+Uses = Mapping[Place, KvUse]
 """By model and replica, of those that serve."""
 
 
-def lenders(held: Held, needs: Needs) -> dict[tuple[str, str], Parts]:
-    """The replicas that may be asked to give KV memory back, or were: on CPUs, with a share that was chosen for them
-    and is more than one whole context."""
-    replicas: dict[tuple[str, str], Parts] = {}
+def parts_of_replicas(held: Held) -> dict[Place, Parts]:
+    """The assignments by replica."""
+    replicas: dict[Place, Parts] = {}
     for host_id, assignments in held.items():
         for one in assignments:
-            replicas.setdefault((one.spec.name, one.replica), {})[host_id] = one
+            replicas.setdefault(one.place, {})[host_id] = one
+    return replicas
+
+
+def lenders(held: Held, needs: Needs) -> dict[Place, Parts]:
+    """The replicas that may be asked to give KV memory back, or were: on CPUs, with a share that was chosen for them
+    and is more than one whole context."""
+    replicas = parts_of_replicas(held)
     return {place: parts for place, parts in replicas.items() if all(_may_lend(one, needs) for one in parts.values())}
 
 
 def _may_lend(one: Assignment, needs: Needs) -> bool:
-    need = _need_of(one, needs)
+    need = current_need(one.spec, needs)
     chosen = one.spec.kv_tokens is None and one.kv_tokens is not None and not one.withdrawn
     sized = bool(one.memory) and all(device == "cpu" for device in one.devices)
     if one.shares and (need is None or max(one.shares) > len(need.unit_ranks)):
         return False
     return chosen and sized and need is not None and (one.kv_tokens or 0) > need.context_tokens
-
-
-def _need_of(one: Assignment, needs: Needs) -> ModelNeed | None:
-    need = needs.get(one.spec.name)
-    fits = need is not None and need.revision == one.spec.revision and len(need.ranks) == one.spec.tp
-    return need if fits else None
 
 
 def given_back(held: Held, needs: Needs, uses: Uses) -> list[Assign]:
@@ -68,7 +68,7 @@ def given_back(held: Held, needs: Needs, uses: Uses) -> list[Assign]:
 
 
 def _with_tokens(part: Assignment, tokens: int, needs: Needs) -> Assignment:
-    need = _need_of(part, needs)
+    need = current_need(part.spec, needs)
     assert need is not None
     sizes = Sizes(need, tokens, part.shares)
     memory = [sizes.of(rank, "cpu") or 0 for rank in part.ranks]
@@ -86,11 +86,11 @@ def with_lent(held: Held, needs: Needs, uses: Uses) -> dict[str, list[Assignment
     return changed
 
 
-def _least_tokens(place: tuple[str, str], parts: Parts, needs: Needs, uses: Uses) -> int:
+def _least_tokens(place: Place, parts: Parts, needs: Needs, uses: Uses) -> int:
     """The fewest KV tokens that a replica can do with now: one whole context at least, and what it uses; those that it
     was asked to do with, where it was. All that it has where its use is not known."""
     part = next(iter(parts.values()))
-    need = _need_of(part, needs)
+    need = current_need(part.spec, needs)
     assert need is not None and part.kv_tokens is not None
     if part.kv_target is not None:
         return part.kv_target
@@ -106,13 +106,13 @@ class Asking:
         self._room = room
         self._uses = uses
         self._lenders = lenders(held, room.needs)
-        self._asked: dict[tuple[str, str], int] = {}
+        self._asked: dict[Place, int] = {}
         self._promised = Counter[str]()
         """By host, bytes that are given back for others."""
 
     def ask(self, spec: ModelSpec, parts: Parts) -> bool:
         """True if replicas give back, or are asked to, what the missing ranks of a replica need on one host."""
-        need = self._room.need_of(spec)
+        need = current_need(spec, self._room.needs)
         there = {rank for part in parts.values() for rank in part.ranks}
         missing = [rank for rank in range(spec.tp) if rank not in there]
         if need is None:
@@ -153,7 +153,7 @@ class Asking:
         self._promised[host_id] += size
         return True
 
-    def _tokens(self, place: tuple[str, str]) -> int:
+    def _tokens(self, place: Place) -> int:
         part = next(iter(self._lenders[place].values()))
         assert part.kv_tokens is not None
         return self._asked.get(place, part.kv_tokens)
@@ -169,14 +169,14 @@ class Asking:
                 pending += bytes_of(part, self._room.needs) - bytes_of(smaller, self._room.needs)
         return pending
 
-    def _spare(self, host_id: str) -> Iterator[tuple[tuple[str, str], int, int]]:
+    def _spare(self, host_id: str) -> Iterator[tuple[Place, int, int]]:
         """The replicas of a host that can be asked, with the bytes that they can give back there and those of one
         token."""
         for place, parts in self._lenders.items():
             part = parts.get(host_id)
             if part is None or any(one.kv_target is not None for one in parts.values()):
                 continue
-            need = _need_of(part, self._room.needs)
+            need = current_need(part.spec, self._room.needs)
             assert need is not None
             sizes = Sizes(need, 0, part.shares)
             sizes_of_ranks = [sizes.rank(rank, "cpu") for rank in part.ranks]

@@ -1,4 +1,4 @@
-"""Where ranks go: the rooms that hosts have, and the devices that a replica gets there. Data in, data out.
+"""The placement of ranks: the rooms that hosts have, and the devices that a replica gets there. Data in, data out.
 
 control/placement/rollout.py decides which replicas there shall be, and asks here for a place.
 """
@@ -93,6 +93,12 @@ def replica_count(spec: ModelSpec, replica_counts: ReplicaCounts) -> int:
     return replica_counts.get(spec.name, spec.least_replicas) if spec.on_demand else spec.replicas
 
 
+def current_need(spec: ModelSpec, needs: Needs) -> ModelNeed | None:
+    """None where it is not known at this revision."""
+    need = needs.get(spec.name)
+    return need if need is not None and need.revision == spec.revision and len(need.ranks) == spec.tp else None
+
+
 def bytes_of(assignment: Assignment, needs: Needs) -> int:
     """Bytes of host memory that the CPU ranks of an assignment take; 0 if that is not known."""
     by_rank = dict(zip(assignment.ranks, assignment.memory, strict=False))
@@ -166,7 +172,7 @@ class Room:
         room.pending = self.pending.copy()
         for host_id, assignment in self._taken:
             part = parts.get(host_id)
-            if part is None or (part.spec.name, part.replica) != (assignment.spec.name, assignment.replica):
+            if part is None or part.place != assignment.place:
                 room.take(host_id, assignment)
         return room
 
@@ -243,7 +249,7 @@ class Room:
         get a half of what is left at most: they may never be awake together."""
         asleep = Counter[str]()
         for spec in specs:
-            need = self.need_of(spec)
+            need = current_need(spec, self.needs)
             missing = replica_count(spec, replica_counts) - replicas.get(spec.name, 0)
             if need is None or spec.unload:
                 continue
@@ -258,11 +264,6 @@ class Room:
             if left < 0:
                 return
             self.pending[name] = size
-
-    def need_of(self, spec: ModelSpec) -> ModelNeed | None:
-        """None where it is not known at this revision."""
-        need = self.needs.get(spec.name)
-        return need if need is not None and need.revision == spec.revision and len(need.ranks) == spec.tp else None
 
     def emptiest(self) -> list[Host]:
         """Those with the fewest replicas first."""
@@ -341,7 +342,7 @@ def with_memory(parts: Parts, room: Room) -> Parts:
     """Those parts of a replica that were made before its need was known, with the memory of their ranks, which is taken
     from `room`; none while it is not known. `parts` are all of the replica."""
     [spec, *_] = (part.spec for part in parts.values())
-    need = room.need_of(spec)
+    need = current_need(spec, room.needs)
     if need is None:
         return {}
     kv_tokens = next((part.kv_tokens for part in parts.values() if part.kv_tokens is not None), None)
@@ -381,7 +382,7 @@ def _share_of(parts: Parts, need: ModelNeed, room: Room) -> int:
 def least_sizes(spec: ModelSpec, parts: Parts, room: Room) -> Sizes:
     """Of each rank of a replica with the fewest KV tokens that it may have, or with those that its ranks have
     already."""
-    need = room.need_of(spec)
+    need = current_need(spec, room.needs)
     held = next((part.kv_tokens for part in parts.values()), None)
     shares = next((part.shares for part in parts.values()), [])
     return Sizes(need, 0 if need is None else spec.kv_tokens or held or need.least_tokens, shares)
@@ -389,7 +390,7 @@ def least_sizes(spec: ModelSpec, parts: Parts, room: Room) -> Sizes:
 
 def _share(spec: ModelSpec, chosen: dict[str, dict[int, str]], parts: Parts, room: Room, sizes: Sizes) -> int | None:
     """The KV tokens of a replica whose specification names none; None where its ranks are to find out."""
-    need = room.need_of(spec)
+    need = current_need(spec, room.needs)
     if parts:
         return next(part.kv_tokens for part in parts.values())
     if need is None or spec.kv_tokens is not None:

@@ -1,4 +1,4 @@
-"""Which replicas a farm shall have next, as a pure function of state: desired models, hosts, and what is assigned.
+"""The replicas that a farm shall have next, as a pure function of state: desired models, hosts, and what is assigned.
 
 It is run again and again by the agent that holds the placement lock, until desired and actual are the same. A change is
 rolled out replica by replica: the new one serves before an old one is asked to go, where there are devices for both.
@@ -12,8 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from control.messages import Assignment, ModelSpec
-from control.placement.give_back import Asking, Uses, given_back
+from control.messages import Assignment, ModelSpec, Place
+from control.placement.give_back import Asking, Uses, given_back, parts_of_replicas
 from control.placement.placement import (
     Action,
     Assign,
@@ -29,9 +29,6 @@ from control.placement.placement import (
     replica_count,
     with_memory,
 )
-
-Place = tuple[str, str]
-"""Model and replica."""
 
 Part = tuple[str, str, str]
 """Host, model and replica: the ranks of one replica on one host."""
@@ -118,9 +115,7 @@ def plan(
     actions, replicas = _standing(hosts, held, unattended)
     actions = [*smaller, *actions]
     room = _room(hosts, held, needs)
-    actions += [
-        Withdraw(host_id, one.spec.name, one.replica, at_once=True) for host_id, one in _too_much(room, held, serving)
-    ]
+    actions += [Withdraw(host_id, *one.place, at_once=True) for host_id, one in _too_much(room, held, serving)]
     room.await_places(specs, {name: len(own) for name, own in replicas.items()}, replica_counts)
     actions += _sized(held, room, {one.host for one in actions if isinstance(one, Withdraw)})
     for spec in specs:
@@ -131,7 +126,7 @@ def plan(
             states = [{name for model, name in places if model == spec.name} for places in (serving, failed)]
             count = replica_count(spec, replica_counts)
             actions += Rollout(spec, count, mine, room, _drained(hosts), *states).actions()
-    return _asking(actions, specs, held, replicas, _room(hosts, _after(held, actions), needs), uses or {})
+    return _asking(actions, specs, held, replicas, _room(hosts, carried_out(held, actions), needs), uses or {})
 
 
 def is_giving_back(held: Mapping[str, Sequence[Assignment]]) -> bool:
@@ -143,19 +138,19 @@ def _with(held: dict[str, list[Assignment]], assigned: Iterable[Assign]) -> dict
     """The assignments once these are made."""
     changed = {host_id: list(assignments) for host_id, assignments in held.items()}
     for action in assigned:
-        place = action.assignment.spec.name, action.assignment.replica
-        others = [one for one in changed.get(action.host, []) if (one.spec.name, one.replica) != place]
+        place = action.assignment.place
+        others = [one for one in changed.get(action.host, []) if one.place != place]
         changed[action.host] = [*others, action.assignment]
     return changed
 
 
-def _after(held: dict[str, list[Assignment]], actions: list[Action]) -> dict[str, list[Assignment]]:
+def carried_out(held: dict[str, list[Assignment]], actions: Sequence[Action]) -> dict[str, list[Assignment]]:
     """The assignments once the actions are carried out; what is withdrawn leaves."""
     changed = _with(held, (one for one in actions if isinstance(one, Assign)))
     leaving = {(one.host, one.model, one.replica) for one in actions if isinstance(one, Withdraw)}
     return {
         host_id: [
-            msgspec.structs.replace(one, withdrawn=True) if (host_id, one.spec.name, one.replica) in leaving else one
+            msgspec.structs.replace(one, withdrawn=True) if (host_id, *one.place) in leaving else one
             for one in assignments
         ]
         for host_id, assignments in changed.items()
@@ -174,7 +169,7 @@ def _asking(
     by_name = {spec.name: spec for spec in specs}
     if not any(isinstance(one, Unplaceable) for one in actions):
         return actions
-    asking = Asking(_after(held, actions), room, uses)
+    asking = Asking(carried_out(held, actions), room, uses)
     rest: list[Action] = []
     for action in actions:
         if isinstance(action, Unplaceable):
@@ -196,13 +191,13 @@ def _standing(
     replicas: dict[str, dict[str, Replica]] = {}
     for host_id, assignments in held.items():
         for one in assignments:
-            if host_id not in living and (host_id, one.spec.name, one.replica) not in unattended:
-                actions.append(Withdraw(host_id, one.spec.name, one.replica))
+            if host_id not in living and (host_id, *one.place) not in unattended:
+                actions.append(Withdraw(host_id, *one.place))
                 continue
             mine = replicas.setdefault(one.spec.name, {})
             replica = mine.setdefault(one.replica, Replica(one.replica, one.spec))
             if any(set(one.ranks) & set(part.ranks) for part in replica.parts.values()):
-                actions.append(Withdraw(host_id, one.spec.name, one.replica, at_once=True))
+                actions.append(Withdraw(host_id, *one.place, at_once=True))
                 replica.contested = True
             else:
                 replica.parts[host_id] = one
@@ -224,9 +219,9 @@ def _too_much(
 ) -> Iterator[tuple[str, Assignment]]:
     """Of hosts that were given more than their memory, before a need was known, what does not serve and is to go."""
     for host_id, left in room.left.items():
-        for one in sorted(held.get(host_id, ()), key=lambda one: (one.spec.name, one.replica), reverse=True):
+        for one in sorted(held.get(host_id, ()), key=lambda one: one.place, reverse=True):
             size = bytes_of(one, room.needs)
-            if left < 0 and size and not one.withdrawn and (one.spec.name, one.replica) not in serving:
+            if left < 0 and size and not one.withdrawn and one.place not in serving:
                 left += size
                 yield host_id, one
 
@@ -234,13 +229,9 @@ def _too_much(
 def _sized(held: dict[str, list[Assignment]], room: Room, crowded: Set[str]) -> list[Action]:
     """Assignments that were made before a need was known, with their memory, but for replicas on hosts from which
     something is to go first."""
-    replicas: dict[Place, Parts] = {}
-    for host_id, assignments in held.items():
-        for one in assignments:
-            if not one.withdrawn:
-                replicas.setdefault((one.spec.name, one.replica), {})[host_id] = one
     actions: list[Action] = []
-    for parts in replicas.values():
+    for all_parts in parts_of_replicas(held).values():
+        parts = {host_id: part for host_id, part in all_parts.items() if not part.withdrawn}
         lacking = {host_id for host_id, part in parts.items() if host_id in room.left and not part.memory}
         if lacking and not lacking & crowded:
             actions += [Assign(host_id, part) for host_id, part in with_memory(parts, room).items()]

@@ -12,22 +12,82 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from redis import exceptions as redis_errors
 from redis.client import NEVER_DECODE
 
-from control.errors import ArgumentsRefused, FurrowError, KeyDamaged
-from control.redis.clients import AsyncRedis, SyncRedis, unavailable
+from control.errors import ArgumentsRefused, FurrowError, KeyDamaged, RedisDenied, RedisFull, RedisUnavailable
+from control.redis.clients import LONGEST_BLOCK_MS, AsyncRedis, SyncRedis, unavailable
 from control.redis.clients import connect as connect
 from control.redis.clients import connect_async as connect_async
 from control.redis.clients import connect_blocking as connect_blocking
 from control.redis.routing import ABSENT, AsyncCluster, Cluster, Command, Routed, Wire, exchange
-from control.redis.transient import refusal, wrong_type
-from control.scripts import SCRIPTS
-from control.scripts.arguments import refused
+from control.scripts import SCRIPTS, refused
+
+# --- Refusals --------------------------------------------------------------------------------------------------------
+
+# Answers of a server that is there and can't serve just now: loading, out of memory, a failed save, a replica, or a
+# user without the right.
+
+
+_TYPES = (
+    redis_errors.BusyLoadingError,
+    redis_errors.OutOfMemoryError,
+    redis_errors.ReadOnlyError,
+    redis_errors.MasterDownError,
+    redis_errors.ClusterDownError,
+    redis_errors.TryAgainError,
+    redis_errors.AskError,
+)
+"""Errors that redis-py reports by type; it removes the first word from their text."""
+_TEXT = re.compile(
+    # At the beginning, or behind the dash that Redis 6.2 puts before an error inside a script.
+    r"(?:^|-)(?:LOADING|OOM|MISCONF|READONLY|BUSY|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|TRYAGAIN|UNBLOCKED) "
+    # While a slot moves between shards, a script finds some of its keys gone already.
+    r"|attempted to access a non local key|while the cluster is down"
+)
+_DENIED = re.compile(
+    # In a script too, whose words differ between Redis 6.2, Redis 7 and Valkey.
+    r"(?:^|-)NOPERM |no permission|user executing the script can't|ACL failure",
+    re.IGNORECASE,
+)
+_FULL = re.compile(r"(?:^|-)OOM ")
+
+
+def refusal(error: Exception, command: str) -> RedisUnavailable | None:
+    """The error for a refusal of `command` that the caller can wait out or an operator can mend; None for another."""
+    if out_of_memory(error):
+        return RedisFull()
+    if lacks_right(error):
+        return RedisDenied(str(error))
+    if transient(error):
+        return RedisUnavailable(f"Redis can't serve {command} just now: {error}")
+    return None
+
+
+def transient(error: Exception) -> bool:
+    """True if the same command may succeed later, by itself or after the operator repaired the server."""
+    return isinstance(error, _TYPES) or _TEXT.search(str(error)) is not None
+
+
+def out_of_memory(error: Exception) -> bool:
+    """True if the server refused a write because it has reached its maxmemory."""
+    return isinstance(error, redis_errors.OutOfMemoryError) or _FULL.search(str(error)) is not None
+
+
+def wrong_type(error: Exception) -> bool:
+    """True if a key has another type than the command is for."""
+    return "WRONGTYPE " in str(error)
+
+
+def lacks_right(error: Exception) -> bool:
+    """True if the server's user lacks a right to the command, a key or a channel."""
+    return isinstance(error, redis_errors.NoPermissionError) or _DENIED.search(str(error)) is not None
+
 
 T = TypeVar("T")
 
@@ -339,3 +399,127 @@ async def adrop_idle(client: AsyncRedis, error: Exception) -> None:
     """As `drop_idle`."""
     if isinstance(error, redis_errors.TimeoutError) and not isinstance(client, AsyncCluster):
         await client.connection_pool.disconnect(inuse_connections=False)
+
+
+# --- Blocking reads of streams ---------------------------------------------------------------------------------------
+
+# They distinguish Redis's absence from silence.
+
+
+BREATH_S = 0.1
+"""Pause before a failed read is reported, so that a loop around it does not spin while Redis is away."""
+
+Entry = tuple[str, dict[str, str]]
+
+
+def read_streams(client: SyncRedis, after: dict[str, str], block_ms: int) -> dict[str, list[Entry]]:
+    """Entries after the given ids, waiting up to `block_ms` for the first; an empty dict when none came.
+
+    Use a blocking client. Raises RedisUnavailable.
+    """
+    try:
+        reply: Any = client.xread({**after}, block=max(1, min(block_ms, LONGEST_BLOCK_MS)))
+    except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
+        time.sleep(BREATH_S)
+        raise unavailable(client, error) from error
+    except redis_errors.ResponseError as error:
+        reason = KeyDamaged(" or ".join(after), "is not a stream") if wrong_type(error) else refusal(error, "XREAD")
+        if reason is None:
+            raise
+        time.sleep(BREATH_S)
+        raise reason from error
+    return cast(dict[str, list[Entry]], dict(reply or ()))
+
+
+# --- Calls of many coroutines ----------------------------------------------------------------------------------------
+
+
+# Calls of many coroutines on few connections: whatever comes while a round trip is under way shares the next one.
+#
+# A connection for each would be slow to make, and a pool of them is soon used up: a thousand clients that come, or
+# leave, in one moment are a handful of round trips here.
+
+
+LARGEST_BATCH = 128
+"""Calls in one round trip; each is a script of a fraction of a millisecond, and the first waits for the last."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    call: Call[Any]
+    answer: asyncio.Future[Any]
+    check: Callable[[], object] | None = None
+
+
+class Batches:
+    """Runs calls in the order in which they come, by lane: one for each model, whose shard may be away alone."""
+
+    def __init__(self, client: AsyncRedis) -> None:
+        self._client = client
+        self._waiting: dict[str, deque[_Waiting]] = defaultdict(deque)
+        self._sending: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self, lane: str, call: Call[T], check: Callable[[], object] | None = None) -> T:
+        """Run one call; raises what its parse raises, or RedisUnavailable. Cancelled before it was sent, it is not.
+
+        `check` runs just before the call is sent; what it raises is raised here, and the call is not sent.
+        """
+        return await self._queue(lane, call, check)
+
+    async def run_all(self, lane: str, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Run the calls; an error of one, RedisUnavailable too, stands in its place."""
+        return await asyncio.gather(*(self._queue(lane, call) for call in calls), return_exceptions=True)
+
+    async def run_every(self, lane: str, calls: Sequence[Call[Any]]) -> list[Any]:
+        """As `run_all`, but raises the first error."""
+        return await asyncio.gather(*(self._queue(lane, call) for call in calls))
+
+    def _queue(self, lane: str, call: Call[Any], check: Callable[[], object] | None = None) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[lane].append(_Waiting(call, answer, check))
+        if lane not in self._sending:
+            self._sending[lane] = asyncio.create_task(self._send(lane))
+        return answer
+
+    async def _send(self, lane: str) -> None:
+        """Round trips until nothing waits."""
+        waiting = self._waiting[lane]
+        try:
+            while batch := self._next(waiting):
+                await self._exchange(batch)
+        finally:
+            del self._sending[lane], self._waiting[lane]
+            for one in waiting:
+                one.answer.cancel()
+
+    def _next(self, waiting: deque[_Waiting]) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        while waiting and len(batch) < LARGEST_BATCH:
+            one = waiting.popleft()
+            if one.answer.done():  # nobody waits any more
+                continue
+            try:
+                if one.check is not None:
+                    one.check()
+                batch.append(one)
+            except Exception as error:
+                one.answer.set_exception(error)
+        return batch
+
+    async def _exchange(self, batch: list[_Waiting]) -> None:
+        outcomes: list[Any]
+        try:
+            outcomes = await arun_all(self._client, [one.call for one in batch])
+        except asyncio.CancelledError:
+            for one in batch:
+                one.answer.cancel()
+            raise
+        except Exception as error:
+            outcomes = [error] * len(batch)
+        for one, outcome in zip(batch, outcomes, strict=True):
+            if one.answer.done():
+                continue
+            if isinstance(outcome, Exception):
+                one.answer.set_exception(outcome)
+            else:
+                one.answer.set_result(outcome)

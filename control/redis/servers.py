@@ -11,9 +11,8 @@ from redis import exceptions as redis_errors
 
 from control.errors import RedisUnavailable, SettingsError
 from control.redis.clients import SyncRedis, unavailable
-from control.redis.connection import read, run
+from control.redis.connection import read, run, transient
 from control.redis.routing import ABSENT, Cluster, servers_of
-from control.redis.transient import transient
 from control.redis.urls import address
 from control.sizes import in_words
 from control.version import OLDEST_REDIS

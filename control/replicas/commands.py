@@ -19,8 +19,7 @@ from control.errors import Lost, Poisoned, RedisUnavailable
 from control.keys import ReplicaKeys
 from control.messages import encode
 from control.redis.clients import LONGEST_BLOCK_MS, SyncRedis
-from control.redis.connection import Call, Posted, run
-from control.redis.streams import Entry, read_streams
+from control.redis.connection import Call, Entry, Posted, read_streams, run
 from control.replicas.health import poison
 from control.replicas.lease import Lease
 

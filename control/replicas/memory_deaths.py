@@ -14,8 +14,7 @@ import msgspec
 from control import keys
 from control.constants import MEMORY_DEATHS_LENGTH, MEMORY_DEATHS_MS
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, optional_text, read, run, run_every, write
-from control.redis.streams import Entry
+from control.redis.connection import Call, Entry, optional_text, read, run, run_every, write
 from control.sizes import in_words
 
 DEATHS = 3

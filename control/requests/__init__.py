@@ -1,8 +1,21 @@
-"""The life of a request in Redis: enqueue, claim, emit, follow, end, repair."""
+"""One request in Redis: its id, queue, turn, claim, emitted tokens, log, followers, repair, and end, also as a dead
+letter."""
 
 from __future__ import annotations
 
-from control.requests.claim import ANY_TOKENS, Adopted, Claimed, Claims, adopt, claim, takeover
+from control.requests.claim import (
+    ANY_TOKENS,
+    Adopted,
+    Claimed,
+    Claims,
+    Inheritance,
+    adopt,
+    claim,
+    inherit,
+    note_suspects,
+    read_dockets,
+    takeover,
+)
 from control.requests.ending import bury, cancel, expire, requeue
 from control.requests.enqueue import (
     ANY_BYTES,
@@ -18,9 +31,8 @@ from control.requests.enqueue import (
     read_image,
     stage_images,
 )
-from control.requests.follow import Followed, Place, follow, places, position, unfollow
+from control.requests.follow import Followed, QueuePlace, follow, places, position, unfollow
 from control.requests.repair import Repaired, repair
-from control.requests.suspects import Inheritance, inherit, note_suspects, read_dockets
 from control.requests.token_log import (
     PAGE_ENTRIES,
     Emission,

@@ -44,7 +44,7 @@ class Followed:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QueuePlace:
     """The place of a waiting request, from 1 in order of arrival, and the seconds for which it is still expected to
     wait; None where they are not known, and once they are over."""
 
@@ -104,7 +104,7 @@ def position(model: str, rid: str) -> Call[int | None]:
     return Call("position", (keys.request(rid), keys.load), (), parse)
 
 
-def places(model: str, api: str, rids: Sequence[str]) -> Call[list[Place | None]]:
+def places(model: str, api: str, rids: Sequence[str]) -> Call[list[QueuePlace | None]]:
     """The places of at most PLACES requests; None for one that does not only wait in the queue, followed by `api`.
 
     Such a one has been claimed, has a log, has ended or is gone, or `api` is not its follower (any more).
@@ -113,10 +113,10 @@ def places(model: str, api: str, rids: Sequence[str]) -> Call[list[Place | None]
         raise ValueError(f"places of 1 to {PLACES} requests can be read in one call, not of {len(rids)}")
     keys = ModelKeys(model)
 
-    def parse(reply: str) -> list[Place | None]:
+    def parse(reply: str) -> list[QueuePlace | None]:
         numbers: list[int] = msgspec.json.decode(reply)
         return [
-            Place(position, rest_ms / 1000 or None) if position else None
+            QueuePlace(position, rest_ms / 1000 or None) if position else None
             for position, rest_ms in zip(numbers[::2], numbers[1::2], strict=True)
         ]
 

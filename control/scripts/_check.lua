@@ -1,4 +1,4 @@
--- Functions that the checks of arguments.py call. A refusal comes before the first write of a script.
+-- Functions that the generated checks call. A refusal comes before the first write of a script.
 local function refuse(what, value, wanted)
   value = string.gsub(string.sub(tostring(value), 1, 60), '%c', '?')
   error('REFUSED ' .. what .. ' "' .. value .. '" is not ' .. wanted .. '; nothing was written', 0)

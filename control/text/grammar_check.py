@@ -21,7 +21,7 @@ _STACK_BYTES = 1 << 20
 """Less than any thread has that compiles the same grammar for a leader."""
 
 
-class Letters(msgspec.Struct, frozen=True):
+class GrammarTokens(msgspec.Struct, frozen=True):
     """Of a vocabulary what a grammar can name, by id: the single bytes, and the added tokens with their names."""
 
     size: int
@@ -41,8 +41,8 @@ class Letters(msgspec.Struct, frozen=True):
 
 class Task(msgspec.Struct, frozen=True):
     grammar: Grammar
-    letters: msgspec.Raw
-    """Letters as JSON."""
+    tokens: msgspec.Raw
+    """GrammarTokens as JSON."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ def judge(task: Task) -> Verdict:
     """Compile the grammar, and ask it for its first tokens."""
     try:
         grammar = converted(task.grammar)
-        matcher = compile_grammar(grammar, _tokenizer(bytes(task.letters)))
+        matcher = compile_grammar(grammar, _tokenizer(bytes(task.tokens)))
         matcher.compute_bitmask()
         if matcher.is_error():
             raise GrammarRefused(error_of(matcher))
@@ -66,8 +66,8 @@ def judge(task: Task) -> Verdict:
 
 
 @lru_cache(maxsize=8)
-def _tokenizer(letters: bytes) -> LLTokenizer:
-    vocabulary = msgspec.json.decode(letters, type=Letters)
+def _tokenizer(tokens: bytes) -> LLTokenizer:
+    vocabulary = msgspec.json.decode(tokens, type=GrammarTokens)
     return tokenizer_of(vocabulary.tokens, vocabulary.eos)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from control import access, requests
-from control.access.limits import settle, spend
+from control.access import settle, spend
 from control.commands import Ping, Pong
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from control import constants, keys, requests
-from control.access.limits import settle, spend
+from control.access import settle, spend
 from control.keys import KeyKeys, ResponseKeys
 from control.messages import GenerationRequest, LogEntry, RequestState, Sampling
 from control.records import responses

@@ -17,11 +17,11 @@ from control.redis.connection import (
     connect,
     connect_async,
     connect_blocking,
+    read_streams,
     run,
     run_all,
 )
 from control.redis.servers import wait_until_ready
-from control.redis.streams import read_streams
 from control.replicas.lease import acquire, holder
 from control.requests import Enqueue
 from tests.servers import NEW, OLD, Server, serving

@@ -173,7 +173,7 @@ def test_places_of_those_that_only_wait(farm: Farm) -> None:
     farm.put("b", api="api1")
     follow(farm, "b", "api2")
     [first, second] = farm.run(requests.places(MODEL, "api1", ["a", "b"]))
-    assert first == requests.Place(1, None)
+    assert first == requests.QueuePlace(1, None)
     assert second is not None and second.position == farm.run(requests.position(MODEL, "b")) == 2
     assert second.expected_wait_s is not None and 0 < second.expected_wait_s <= 6
     farm.claim(lease, 1)

@@ -15,8 +15,7 @@ from redis import exceptions as redis_errors
 
 from control.errors import ArgumentsRefused
 from control.redis.connection import Call, connect
-from control.scripts import SCRIPTS, source
-from control.scripts.arguments import refused
+from control.scripts import SCRIPTS, refused, source
 from tests.contract.calls import CALLS, Scene
 from tests.contract.conftest import Farm
 

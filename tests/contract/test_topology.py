@@ -18,9 +18,8 @@ from control.errors import RedisUnavailable, SettingsError
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, Sampling
 from control.redis.clients import AsyncRedis, connect, connect_async, connect_blocking
-from control.redis.connection import Call, arun, run, run_all, run_steps
+from control.redis.connection import Call, arun, read_streams, run, run_all, run_steps
 from control.redis.servers import wait_until_ready
-from control.redis.streams import read_streams
 from control.replicas.lease import Lease, acquire, holder
 from control.requests import Emission, Enqueue
 from ops.chaos.system.servers import PASSWORD

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date
 
 from control import requests
-from control.access.usage import days, usage_of_day, usage_of_key
+from control.access import days, usage_of_day, usage_of_key
 from control.messages import LogEntry
 from control.requests import Emission
 from tests.contract.conftest import MODEL, Farm, last, token

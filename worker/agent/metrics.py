@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from control.errors import RedisUnavailable, SettingsError
 from control.placement import farm
-from control.placement.host_facts import HostFacts, facts_of_all
+from control.placement.farm import HostFacts, facts_of_all
 from control.placement.placement import Host
 from control.placement.rollout import Place
 from control.redis.clients import SyncRedis

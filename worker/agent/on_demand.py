@@ -29,8 +29,7 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_every, run_steps
 from control.replicas import health
-from control.replicas.health import Overview
-from control.replicas.health.overview import ModelLoad, load_of, queued_of
+from control.replicas.health import ModelLoad, Overview, load_of, queued_of
 from control.replicas.memory_deaths import server_ms
 from control.requests.upkeep.stranded import abandon
 

@@ -9,12 +9,12 @@ from functools import partial
 import msgspec
 import structlog
 
-from control.messages import Assignment, ModelAssets, ModelSpec
+from control.messages import Assignment, ModelAssets, ModelSpec, Place
 from control.placement import farm
 from control.placement.farm import FarmReader, FarmView
 from control.placement.need import ModelNeed
 from control.placement.placement import Action, Assign, Host, Unplaceable, Withdraw
-from control.placement.rollout import Part, Place, is_giving_back, is_settled, plan
+from control.placement.rollout import Part, is_giving_back, is_settled, plan
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every

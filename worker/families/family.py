@@ -117,9 +117,9 @@ class Experts:
     """True if the router has, beside its projection `proj`, a norm without weights and a scale of its inputs, and a
     scale of each expert's weight."""
     beside: tuple[str, str, str] | None = None
-    """Where layers have experts beside a feed-forward network, and the outputs of both are added: the names of the
-    norms after the network, before the experts, and after them. The experts and their router are the layer's own
-    modules, and their input are the hidden states."""
+    """For layers with experts beside a feed-forward network, whose outputs are added: the names of the norms after
+    the network, before the experts, and after them. The experts and their router are the layer's own modules, and
+    their input are the hidden states."""
     layers: Callable[[Fields, int], bool] = is_sparse
     """True if a layer has experts."""
     shared: str = "n_shared_experts"
@@ -275,6 +275,9 @@ class Family:
     """True if transformers' module rotates queries and keys in calls of their own."""
     rope_by_kind: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     """By kind of layer, where each has an embedding of its own, the field with its theta."""
+    theta_beside_rope: bool = False
+    """True if `rope_theta` counts where config.json has no other rotary parameters, though the class's own are no
+    plain embedding: they have no theta."""
     rope_types: frozenset[str] = BATCHABLE_ROPE
     fixed_alpha: bool = False
     """True if a rotary embedding of type `dynamic` with a number `alpha` stretches its base by that once for all
@@ -331,6 +334,15 @@ class Family:
         """True if the feed-forward network has two projections, of which one is the gate of the other."""
         roles = self.natively_named().roles
         return "mlp.up_proj" not in roles or "mlp.gate_proj" in roles
+
+    @property
+    def turns_parts(self) -> bool:
+        """True if the modules can rotate a part of each head: where transformers' class has one, as a share or a
+        width, or heads have parts of their own for it."""
+        rope: dict[str, Any] = self.defaults["rope_parameters"] or {}
+        kinds = [rope, *(one for one in rope.values() if isinstance(one, dict))]
+        shares = any("partial_rotary_factor" in one for one in kinds if one.get("rope_type") == "default")
+        return shares or "rotary_dim" in self.fields or self.latent is not None
 
     @property
     def head_norm_names(self) -> tuple[str, str]:

@@ -40,7 +40,7 @@ LAYER_NAMES = {
 }
 EXPERT_LAYER_NAMES = LAYER_NAMES | gated_names("mlp.experts", "_exps") | {"mlp.gate": "ffn_gate_inp"}
 WEIGHTS_BY_NUMBER = ("w1", "w3", "w2")
-"""What some types call `PROJECTIONS`."""
+"""The names of `PROJECTIONS` in some types."""
 MIXTRAL_LAYER_NAMES = {
     **LAYER_NAMES,
     **gated_names("block_sparse_moe.experts", "_exps", WEIGHTS_BY_NUMBER),

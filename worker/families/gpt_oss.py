@@ -36,6 +36,7 @@ FAMILIES = [
         (*WITH_BIAS, *WINDOWS, "num_local_experts", "num_experts_per_tok", "swiglu_alpha", "swiglu_limit"),
         aliases={"num_local_experts": "num_experts"},
         slides=all_but_every(2),
+        theta_beside_rope=True,
         experts=Experts(QWEN_EXPERTS, count="num_local_experts", together=True, router="router"),
         gguf=(Gguf("gpt-oss", _from_gguf, _GGUF_NAMES),),
     )

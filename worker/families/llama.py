@@ -134,7 +134,7 @@ FAMILIES = [
         {**DENSE, **EXPERTS, **gated("mlp.shared_experts")},
         (
             *(*GATED, "use_bias", "moe_num_experts", "moe_k", "moe_intermediate_size", "moe_num_shared_experts"),
-            *("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"),
+            *("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "moe_norm_min"),
         ),
         aliases={"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
         rope_neighbours=True,

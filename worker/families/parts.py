@@ -64,7 +64,7 @@ WITH_BIASES = (*WITH_BIAS, "mlp_bias")
 WINDOWS = ("sliding_window", "layer_types")
 SWITCHED_WINDOWS = ("use_sliding_window", "max_window_layers", *WINDOWS)
 ROUTING = ("n_group", "topk_group", "routed_scaling_factor", "norm_topk_prob")
-"""How a token's experts are chosen among groups of them."""
+"""Fields by which a token's experts are chosen among groups of them."""
 ROUTED = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", *ROUTING)
 SPARSE_LAYERS = ("decoder_sparse_step", "mlp_only_layers", "norm_topk_prob")
 

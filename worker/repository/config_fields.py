@@ -62,6 +62,10 @@ SWITCHES = {
         "rope_interleave",
     ),
 }
+MIXED = 2
+"""Experts that a sparse mixer chooses, whatever config.json says."""
+MOST_LEAST_SUM = 1e-6
+"""Weights of a token's experts are divided by their sum, which is above it: a bound below has no effect."""
 BY_LAYER = {"no_rope_layers", "mlp_only_layers", "moe_layers"}
 """Lists of whole numbers."""
 MAY_BE_NULL = {
@@ -254,12 +258,19 @@ def _check_experts(config: dict[str, Any], family: Family) -> None:
     count, chosen = numbers.values()
     if count and chosen > count:
         raise _wrong(experts.chosen, chosen, f"at most {experts.count} = {count}")
-    groups = config.get("n_group")
-    chosen_groups = config.get("topk_group")
-    if groups is not None and count % groups:
-        raise _wrong("n_group", groups, f"a divisor of {experts.count} = {count}")
-    if groups is not None and chosen_groups is not None and chosen_groups > groups:
-        raise _wrong("topk_group", chosen_groups, f"at most n_group = {groups}")
+    if experts.jitter is not None and chosen != MIXED:
+        raise UnsupportedArchitecture(
+            f"config.json has {experts.chosen} = {chosen}; a sparse mixer chooses {MIXED} experts of a token."
+        )
+    if "n_group" in family.fields:
+        groups = field_value(config, family, "n_group")
+        chosen_groups = field_value(config, family, "topk_group")
+        if count % groups:
+            raise _wrong("n_group", groups, f"a divisor of {experts.count} = {count}")
+        if count < 2 * groups:  # a group is chosen by the sum of its two best
+            raise _wrong("n_group", groups, f"a number that leaves 2 of {experts.count} = {count} to a group")
+        if chosen_groups > groups:
+            raise _wrong("topk_group", chosen_groups, f"at most n_group = {groups}")
 
 
 def _check_latent(config: dict[str, Any], family: Family) -> None:
@@ -302,6 +313,33 @@ def _check_sparse_layers(config: dict[str, Any], family: Family) -> None:
     jitter = config.get("router_jitter_noise", 0.0)
     if "router_jitter_noise" in family.fields and not is_number(jitter):
         raise _wrong("router_jitter_noise", jitter, "a number")
+    if "moe_norm_min" in family.fields:
+        least = field_value(config, family, "moe_norm_min")
+        _check_positive("moe_norm_min", least)
+        if least > MOST_LEAST_SUM:
+            raise UnsupportedArchitecture(
+                f"config.json has moe_norm_min = {least}: sums of weights of experts are served as they are. A model "
+                f"with {MOST_LEAST_SUM} or less can be served."
+            )
+
+
+def _check_part_of_heads(name: str, rope: dict[str, Any], config: dict[str, Any], family: Family) -> None:
+    """Scaled embeddings of a part of each head, in a type whose heads are turned whole: transformers' own forward fails
+    on them."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if part in (None, 1) or kind in ("default", "proportional") or family.turns_parts:
+        return
+    raise UnsupportedArchitecture(
+        f"config.json has partial_rotary_factor = {_shown(part)} with the rotary embedding '{kind}' in {name}; model "
+        f"type '{config['model_type']}' turns whole heads. Set it to 1, or remove it."
+    )
+
+
+def _has_layers(config: dict[str, Any], kind: str) -> bool:
+    """False for a kind that `layer_types` does not list."""
+    kinds = config.get("layer_types")
+    return not isinstance(kinds, list) or kind in kinds
 
 
 def _check_rope(config: dict[str, Any], family: Family) -> None:
@@ -315,8 +353,11 @@ def _check_rope(config: dict[str, Any], family: Family) -> None:
         whole = cast(dict[str, Any], rope)
         if family.rope_by_kind:
             _check_rope_by_kind(name, whole, family)
-        for one in [whole, *(cast(dict[str, Any], value) for value in whole.values() if isinstance(value, dict))]:
+        by_kind = {kind: cast(dict[str, Any], one) for kind, one in whole.items() if isinstance(one, dict)}
+        for one in [whole, *by_kind.values()]:
             _check_rotary(name, one, family)
+        for one in [one for kind, one in by_kind.items() if _has_layers(config, kind)] or [whole]:
+            _check_part_of_heads(name, one, config, family)
 
 
 def _check_rope_by_kind(name: str, rope: dict[str, Any], family: Family) -> None:

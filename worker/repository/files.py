@@ -15,13 +15,14 @@ from control.errors import ModelFilesAway, ModelFilesError
 from worker.repository.config_fields import read_object
 from worker.repository.gguf.configuration import configuration
 from worker.repository.multimodal import FIELD, image_part, text_config
-from worker.repository.pooling import described
+from worker.repository.pooling import described, pooling_of
 from worker.weights.formats import StoredTensor
 from worker.weights.gguf import GgufModel, read_model
-from worker.weights.safetensors_header import read_headers
+from worker.weights.safetensors_header import read_headers, text_name
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _inspect(folder: Path, images: bool) -> ModelFiles:
     if not isinstance(config.get("model_type"), str):
         raise ModelFilesError(f"{folder / 'config.json'} has no model_type, so its architecture is unknown.")
     files = files_of(folder, described(folder, _with_image_part(config, folder) if images else text_config(config)))
-    _ = files.tensors  # a file that a broken download cut short, or a Git LFS pointer, is refused here
+    _untie(files)  # a file that a broken download cut short, or a Git LFS pointer, is refused here
     return files
 
 
@@ -106,6 +107,14 @@ def files_of(folder: Path, config: dict[str, Any]) -> ModelFiles:
         tokenizer_config=read_object(folder / "tokenizer_config.json"),
         generation_config=read_object(folder / "generation_config.json"),
     )
+
+
+def _untie(files: ModelFiles) -> None:
+    """Let a model keep the head that its files have beside the embedding, whatever config.json says, as transformers
+    does where the two differ."""
+    heads = any(text_name(stored) == HEAD for stored in files.tensors)
+    if heads and pooling_of(files.config) is None:
+        files.config["tie_word_embeddings"] = False
 
 
 def _with_image_part(config: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -7,13 +7,55 @@ import re
 from typing import Any, Literal, Protocol
 
 from api.chat.reading.form import CallShape
-from api.chat.reading.json_call import Brackets, as_json
 from control.text.text_stream import begun
 
 _KEY_CHARACTERS = 256
 _HEAD_CHARACTERS = 2048
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 """Models write Python's names for JSON's."""
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_OUTSIDE_STRINGS = frozenset('{}[]:,"+-. \t\r\n0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ')
+
+
+class Brackets:
+    """Finds the end of a JSON object or list in a text that comes in pieces; it checks no grammar."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._string = self._escaped = False
+
+    def scan(self, text: str) -> int | None:
+        """The number of characters of `text` that belong to the value, None if all do and the value goes on.
+
+        A character that JSON has only in strings ends the value before it.
+        """
+        for at, character in enumerate(text):
+            if self._string:
+                if self._escaped:
+                    self._escaped = False
+                elif character == "\\":
+                    self._escaped = True
+                elif character == '"':
+                    self._string = False
+            elif character == '"':
+                self._string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return at + 1
+            elif character not in _OUTSIDE_STRINGS:
+                return at
+        return None
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON text; halves of a character, which UTF-8 has not, are written as escapes."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isascii() or not _SURROGATE.search(text) else json.dumps(value)
 
 
 class Arguments(Protocol):

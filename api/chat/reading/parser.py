@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from api.chat.forms import TABLE
 from api.chat.piece import Piece
 from api.chat.reading.calls import Calls
 from api.chat.reading.channels import ChannelReader
 from api.chat.reading.form import Form, Pair
 from api.chat.reading.response_template import form_of
 from api.chat.reading.section import Section
-from api.chat.reading.table import TABLE
 from api.chat.reading.thinking import ThinkingParser
-from api.schemas.view import OWN, Reading, Thinking
+from api.schemas.view import OWN, Reading, ThinkingMarks
 
 _NONE = Form("")
 
@@ -119,7 +119,7 @@ class AnswerParser:
     def _reopen(self, section: Section) -> str:
         """Reasoning has begun once more: the text of it."""
         pair = next(pair for pair in self._pairs if pair.open.strip() == section.reopened)
-        thinking = Thinking(pair.open, pair.close)
+        thinking = ThinkingMarks(pair.open, pair.close)
         if self._reasoning is None:
             self._reasoning = ThinkingParser(thinking)
         self._reasoning.reopen(thinking)

@@ -6,10 +6,8 @@ import re
 from collections.abc import Callable
 
 from api.chat.piece import Piece
-from api.chat.reading.calls import CallReader, Calls
+from api.chat.reading.calls import CallReader, Calls, HeadedCall, JsonCall, parts_of
 from api.chat.reading.form import CallForm, CallShape
-from api.chat.reading.headed_call import HeadedCall, parts_of
-from api.chat.reading.json_call import JsonCall
 from api.schemas.view import Calling
 from control.text.text_stream import begun
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from api.schemas.view import Thinking
+from api.schemas.view import ThinkingMarks
 from control.text.text_stream import begun
 
 _BEFORE_OPENING = 256
@@ -14,7 +14,7 @@ _BEFORE_OPENING = 256
 class ThinkingParser:
     """`push` returns what of the text is reasoning, and what comes after it; white space at the marks is neither."""
 
-    def __init__(self, thinking: Thinking) -> None:
+    def __init__(self, thinking: ThinkingMarks) -> None:
         self._open = thinking.open
         self._close = thinking.close
         self._begun = thinking.begun
@@ -44,7 +44,7 @@ class ThinkingParser:
             return True
         return False
 
-    def reopen(self, thinking: Thinking) -> None:
+    def reopen(self, thinking: ThinkingMarks) -> None:
         """Reasoning has begun once more."""
         self._open = thinking.open
         self._close = thinking.close

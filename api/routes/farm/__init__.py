@@ -8,7 +8,6 @@ from litestar import Response, Router
 
 from api.http.gate import operators_only
 from api.routes.farm.access import change_limits, create_key, list_keys, revoke_key, show_usage
-from api.routes.farm.letters import drop_letter, list_letters, retry_letter, show_letter
 from api.routes.farm.models import (
     load_model,
     pause_model,
@@ -30,8 +29,18 @@ from api.routes.farm.places import (
     show_hosts,
     show_plots,
 )
-from api.routes.farm.running import cancel_request, list_ended, list_requests, show_life
-from api.routes.farm.texts import show_letter_text, show_text
+from api.routes.farm.requests import (
+    cancel_request,
+    drop_letter,
+    list_ended,
+    list_letters,
+    list_requests,
+    retry_letter,
+    show_letter,
+    show_letter_text,
+    show_life,
+    show_text,
+)
 
 
 async def _unstored(response: Response[Any]) -> Response[Any]:

@@ -14,7 +14,7 @@ from api.schemas.bodies import taking
 from api.schemas.farm import KeyCard, KeyLimits, KeyNamed, Keys, KeyToChange, KeyToCreate, UsageList, key_card
 from api.schemas.generation import check_number
 from control import access
-from control.access.usage import usage
+from control.access import usage
 from control.errors import RequestError
 from control.redis.clients import SyncRedis
 

@@ -13,8 +13,8 @@ from api.schemas.generation import check_number
 from control.errors import RequestError, SettingsError
 from control.messages import ModelSpec
 from control.operations import desired
+from control.operations.desired import DTYPES, Scale, build_spec
 from control.operations.model_reports import ModelMemory, history, memory_of
-from control.operations.spec import DTYPES, Scale, build_spec
 from control.redis.clients import SyncRedis
 from control.replicas import health
 from control.settings import demo_model
@@ -40,7 +40,7 @@ async def show_spec(request: Http, model: FromQuery[str]) -> ModelSpec:
 
 @get("/models/memory")
 async def show_memory(request: Http, model: FromQuery[str]) -> ModelMemory:
-    """What each rank of a replica needs, and what each host has left for them."""
+    """The memory that each rank of a replica needs, and that each host has left for them."""
     return await on_farm(request, memory_of, model)
 
 

@@ -15,8 +15,7 @@ import msgspec
 from control.listening import is_loopback
 from control.messages import ModelSpec
 from control.operations.checks.findings import Checks, Finding
-from control.placement.farm import ApiRecord, HostCard
-from control.placement.host_facts import FilesHere, HostFacts, Space
+from control.placement.farm import ApiRecord, FilesHere, HostCard, HostFacts, Space
 from control.records.api_reports import CALLS, Breach
 from control.sizes import in_words
 from control.version import VERSION

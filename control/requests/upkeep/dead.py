@@ -9,8 +9,7 @@ from control.errors import LetterNotFound, RequestError
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, decode_request
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, read, run
-from control.redis.streams import Entry
+from control.redis.connection import Call, Entry, read, run
 from control.requests.enqueue import Enqueue, enqueue
 
 

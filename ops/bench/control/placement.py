@@ -12,12 +12,12 @@ from typing import Annotated
 import click
 import msgspec
 
-from control.messages import Assignment, ModelSpec
+from control.messages import Assignment, ModelSpec, Place
 from control.placement import rebalance
 from control.placement.give_back import KvUse, lenders
 from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Assign, Host, Unplaceable, Withdraw
-from control.placement.rollout import Place, plan
+from control.placement.rollout import plan
 from ops.harness.program import Figure, benchmark, run
 
 GIB = 2**30
@@ -83,7 +83,7 @@ class RandomFarm:
         self._counts: Counter[str] = Counter()
 
     def play(self) -> Counter[str]:
-        """What was counted, violations by their names."""
+        """Make random changes and check the farm after each; the counts of changes and of violations by their names."""
         for _ in range(self._chance.randint(1, 10)):
             self._change()
             self._counts["changes"] += 1
@@ -136,8 +136,8 @@ class RandomFarm:
         for action in plan(*self._state(), self._serving, needs=self._needs, uses=dict(self._uses)):
             match action:
                 case Assign(host, assignment):
-                    place = assignment.spec.name, assignment.replica
-                    others = [one for one in self._assignments[host] if (one.spec.name, one.replica) != place]
+                    place = assignment.place
+                    others = [one for one in self._assignments[host] if one.place != place]
                     before = next((one for one in self._assignments[host] if one not in others), None)
                     if before is None:  # its processes start anew
                         self._uses.pop(place, None)
@@ -146,9 +146,7 @@ class RandomFarm:
                     self._assignments[host] = [*others, assignment]
                 case Withdraw(host, model, replica):
                     self._assignments[host] = [
-                        msgspec.structs.replace(one, withdrawn=True)
-                        if (one.spec.name, one.replica) == (model, replica)
-                        else one
+                        msgspec.structs.replace(one, withdrawn=True) if one.place == (model, replica) else one
                         for one in self._assignments[host]
                     ]
                     self._serving.discard((model, replica))
@@ -164,7 +162,7 @@ class RandomFarm:
         dies begins anew with the limit of its assignment."""
         there: dict[Place, Assignment] = {}
         for own in self._assignments.values():
-            there |= {(one.spec.name, one.replica): one for one in own if one.kv_tokens is not None}
+            there |= {one.place: one for one in own if one.kv_tokens is not None}
         self._uses = {place: use for place, use in self._uses.items() if place in there}
         for place, one in there.items():
             assert one.kv_limit is not None and one.kv_tokens is not None
@@ -180,7 +178,7 @@ class RandomFarm:
         """No leader has more than its assignment, nor less than one sequence of the whole context."""
         for own in self._assignments.values():
             for one in own:
-                use = self._uses.get((one.spec.name, one.replica))
+                use = self._uses.get(one.place)
                 if use is not None and one.kv_tokens is not None and use.limit > one.kv_tokens:
                     self._counts["more KV memory used than assigned"] += 1
                 if one.kv_limit is not None and one.kv_limit < CONTEXT:
@@ -214,29 +212,27 @@ class RandomFarm:
                 self._counts["not placed though it fits"] += 1
 
     def _rebalance(self) -> None:
-        specs, hosts = self._state()[:2]
-        assignments = self._assignments
-        before = rebalance.unplaced(specs, hosts, assignments, self._needs, {})
+        farm = rebalance.Farm(*self._state(), self._needs, {})
+        before = farm.unplaced()
         for _ in range(rebalance.MOST_MOVES):
-            move = rebalance.next_move(specs, hosts, assignments, self._needs, {})
+            move = farm.next_move()
             if move is None:
                 break
             self._counts["moves"] += 1
-            began = rebalance.after(assignments, move)
-            self._check(began, "host exceeded by a move")
-            self._check(rebalance.settled(specs, hosts, began, self._needs, {}), "host exceeded by a move")
-            assignments = rebalance.settled(specs, hosts, rebalance.without_old(began, move), self._needs, {})
-            self._check(assignments, "host exceeded by a move")
+            began = farm.after(move)
+            farm = began.without_old(move).settled()
+            for state in (began, began.settled(), farm):
+                self._check(state.held, "host exceeded by a move")
         else:
             self._counts["moves for ever"] += 1
-        rest = rebalance.unplaced(specs, hosts, assignments, self._needs, {})
+        rest = farm.unplaced()
         self._counts["placed by moves"] += len(before) - len(rest)
 
     def _state(self) -> tuple[list[ModelSpec], list[Host], dict[str, list[Assignment]]]:
         return list(self._specs.values()), list(self._hosts.values()), self._assignments
 
     def _places(self) -> set[Place]:
-        return {(one.spec.name, one.replica) for own in self._assignments.values() for one in own if not one.withdrawn}
+        return {one.place for own in self._assignments.values() for one in own if not one.withdrawn}
 
     def _left(self, host: Host) -> int:
         """Beside all that replicas have, but for what they could give back."""

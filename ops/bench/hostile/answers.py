@@ -15,11 +15,11 @@ from typing import Any
 
 import click
 
+from api.chat.forms import TABLE
 from api.chat.piece import Piece
 from api.chat.reading.parser import AnswerParser
-from api.chat.reading.table import TABLE
 from api.chat.reading.writing import written_calls
-from api.schemas.view import Calling, Reading, Thinking
+from api.schemas.view import Calling, Reading, ThinkingMarks
 
 NAMES = ["get_weather", "get_time"]
 LITERAL = {"get_weather": ["days", "tags", "where"]}
@@ -86,7 +86,7 @@ def check_answer(name: str, random: Random) -> None:
     text = "".join(said)
     pair = form.reasoning[0] if form.reasoning else None
     begun = random.random() < 0.3
-    thinking = None if pair is None else Thinking(pair.open.strip(), pair.close.strip(), begun)
+    thinking = None if pair is None else ThinkingMarks(pair.open.strip(), pair.close.strip(), begun)
     how = Reading(thinking, Calling(name, NAMES, LITERAL), form=name)
     finder = tokens_of(name) if random.random() < 0.5 else _NO_TOKENS
     parts = [part for part in finder.split(text) if part]

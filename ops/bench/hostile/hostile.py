@@ -24,7 +24,7 @@ from control import access
 from control.errors import FurrowError
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, run
-from control.replicas.health.overview import load_of
+from control.replicas.health import load_of
 from ops.bench.fanout.fanout import api, wait_for_end, wait_for_model
 from ops.bench.fanout.leaders import MODEL
 from ops.bench.hostile import attacks
@@ -245,7 +245,7 @@ class _Farm:
         return run(self._client, load_of(WAITING)).enqueued
 
     def _shares(self, neighbour: Part, attacker: dict[str, int]) -> dict[str, float]:
-        """What each process takes of a core, until the other tenant has sent all."""
+        """The share of a core that each process takes, until the other tenant has sent all."""
         meter = Meter({**self._pids, "other tenant": neighbour.pid, **attacker})
         began = time.monotonic()
         waited = _waited_s(self._pids["api"])

@@ -1,5 +1,5 @@
-"""What Furrow costs beside an external engine: a scripted one at a fixed rate, asked by a client directly and through a
-farm, in turns."""
+"""The cost of Furrow in front of an external engine: a scripted one at a fixed rate, asked by a client directly and
+through a farm, in turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from control.listening import free_port
-from control.operations.spec import build_spec
+from control.operations.desired import build_spec
 from ops.common.waiting import until
 from ops.demo import MODEL_DIR
 from ops.harness import scripted_engine

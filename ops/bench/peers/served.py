@@ -11,7 +11,7 @@ from typing import Any
 
 from control.errors import FurrowError, ModelUnavailable
 from control.listening import free_port
-from control.operations.spec import build_spec
+from control.operations.desired import build_spec
 from control.replicas import health
 from ops.bench.peers.engine import Failed, Setup, Stream, Unavailable
 from ops.bench.peers.hosted import Child
@@ -203,7 +203,7 @@ class FurrowFarm:
         return traffic(self._farm.client)
 
     def commands(self) -> int:
-        """How many the leader has given in this epoch, each of one forward or several; waits until no more come."""
+        """The number of commands in this epoch, each of one forward or several; waits until no more come."""
         assert self._farm is not None
         before = -1
         while (now := health.overview(self._farm.client, MODEL).replicas[0].seq) != before:

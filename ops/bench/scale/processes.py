@@ -113,7 +113,7 @@ class Agents:
         children: list[dict[str, object]] = []
         for assignment in farm.assignments(self._client, host.id):
             lease = self._led(host, assignment)
-            place = assignment.spec.name, assignment.replica
+            place = assignment.place
             records[record_key(place)] = _record(assignment, lease.epoch)
             tag = {"kind": "rank", "model": place[0], "replica": place[1], "rank": 0, "version": VERSION}
             children.append({"pid": os.getpid(), "tag": tag, "started": 0.0, "said": [], "status": None})

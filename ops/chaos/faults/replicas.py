@@ -20,7 +20,7 @@ import msgspec
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, ModelSpec, Sampling
 from control.operations import desired
-from control.operations.spec import Scale
+from control.operations.desired import Scale
 from control.records import catalog
 from control.redis.connection import optional_text, read, run
 from control.replicas import health
@@ -69,7 +69,7 @@ def rolled_out(target: Target, what: str) -> None:
 
 
 def running(target: Target, model: str, replica: str) -> int:
-    """How many requests the replica has."""
+    """The number of requests that the replica runs."""
     return run(target.client, read("ZCARD", f"{ModelKeys(model).replica(replica).base}running", parse=int))
 
 

@@ -16,7 +16,7 @@ from control.operations.checks.hosts import check_hosts
 from control.operations.checks.redis_server import check_key_types, remedy_for_key
 from control.operations.options import NO_FARM, START_OR_NAME, farm_named, redis_option
 from control.placement import farm
-from control.placement.host_facts import facts_of_all
+from control.placement.farm import facts_of_all
 from control.redis.clients import SyncRedis
 from control.redis.servers import RoundTrip
 from control.redis.urls import address

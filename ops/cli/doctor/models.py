@@ -8,8 +8,7 @@ from control.clock import now_ms
 from control.engines import ENGINES
 from control.operations.checks.findings import Checks, Finding
 from control.operations.checks.hosts import check_breaches, check_files
-from control.placement.farm import HostCard
-from control.placement.host_facts import HostFacts
+from control.placement.farm import HostCard, HostFacts
 from control.records import catalog
 from control.records.api_reports import breaches_of
 from control.records.backend import Backend
@@ -93,7 +92,7 @@ def check_replicas(
 
 
 def memory_remedy(model: str) -> str:
-    """What helps a model whose ranks the kernel ends for lack of memory."""
+    """The remedy for a model whose ranks the kernel ends for lack of memory."""
     return (
         f"Load `{model}` again with --quant int8 or fewer --kv-tokens (`furrow models load`), unload another model of "
         "its host (`furrow hosts` lists them), or give the host or container more memory"

@@ -11,7 +11,7 @@ from control import access, constants, keys, requests
 from control.commands import Ping, Pong
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling, encode
 from control.placement import farm
-from control.placement.host_facts import FilesHere, HostFacts, Space, put_facts
+from control.placement.farm import FilesHere, HostFacts, Space, put_facts
 from control.placement.placement import Host
 from control.records import catalog
 from control.records.responses import Quota, StoredResponse, keep_response, watch_response

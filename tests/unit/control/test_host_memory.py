@@ -7,8 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from control.control_group import memory_limit
-from control.host_memory import RESERVED_BYTES, available, capacity
+from control.host_memory import RESERVED_BYTES, available, capacity, memory_limit
 
 GIB = 2**30
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from api.schemas.tolerance import TABLE, Hint, Mapped, Refused, Row, Warned
+from api.schemas.decoding import TABLE, Hint, Mapped, Refused, Row, Warned
 
 PAGE = (Path(__file__).parents[3] / "docs/api.md").read_text()
 

@@ -11,8 +11,7 @@ import pytest
 
 from control.errors import RedisUnavailable, RequestNotFound
 from control.keys import ModelKeys
-from control.redis.batches import Batches
-from control.redis.connection import Call, connect_async, read
+from control.redis.connection import Batches, Call, connect_async, read
 from control.requests import follow
 from tests.integration.api.conftest import ApiProcess
 from tests.integration.api.sse import chat

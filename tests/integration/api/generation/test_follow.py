@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from api.generation.feed import BUFFER_ENTRIES, Feed
-from api.generation.follow import Follower
+from api.generation.follow import BUFFER_ENTRIES, Feed, Follower
 from api.settings import ApiSettings
 from control import requests
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, LogEntry, Sampling
-from control.redis.batches import Batches
-from control.redis.connection import arun, connect_async
+from control.redis.connection import Batches, arun, connect_async
 from control.replicas.lease import acquire
 from tests.leader import ScriptedLeader
 from tests.servers import Server

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 
 from api.generation import follow
-from api.generation.feed import Feed
-from api.generation.follow import Follower
+from api.generation.follow import Feed, Follower
 from api.settings import ApiSettings
 from control import requests
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, Sampling
-from control.redis.batches import Batches
-from control.redis.connection import arun, arun_every, connect_async
+from control.redis.connection import Batches, arun, arun_every, connect_async
 from control.replicas.lease import acquire
 from control.requests import Enqueue
 from tests.servers import NEW, serving

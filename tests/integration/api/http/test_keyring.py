@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from api.http import keyring as keyring_module
-from api.http.keyring import Keyring
+from api.http import gate
+from api.http.gate import Keyring
 from control import access
 from control.errors import RedisUnavailable
-from control.redis.batches import Batches
 from control.redis.clients import AsyncRedis, SyncRedis
-from control.redis.connection import connect, connect_async
+from control.redis.connection import Batches, connect, connect_async
 from tests.servers import NEW, Server, serving
 
 
@@ -81,7 +80,7 @@ async def test_without_a_look_memory_is_not_trusted(
     await ring.look()
     assert await ring.find(key.id) == key
     revoked = access.revoke(operator, key)
-    monkeypatch.setattr(keyring_module, "STALE_S", 0.0)
+    monkeypatch.setattr(gate, "STALE_S", 0.0)
     assert await ring.find(key.id) == revoked
 
 
@@ -95,12 +94,12 @@ async def test_known_keys_outlive_an_outage_for_a_while(
     await ring.look()
     assert await ring.find(key.id) == key
     own_server.kill()
-    monkeypatch.setattr(keyring_module, "STALE_S", 0.0)
+    monkeypatch.setattr(gate, "STALE_S", 0.0)
     assert await ring.find(key.id) == key
     with pytest.raises(RedisUnavailable):
         await ring.find("0" * 12)
-    monkeypatch.setattr(keyring_module, "AWAY_S", 0.0)
-    monkeypatch.setattr(keyring_module, "FORGET_S", 0.0)
+    monkeypatch.setattr(gate, "AWAY_S", 0.0)
+    monkeypatch.setattr(gate, "FORGET_S", 0.0)
     with pytest.raises(RedisUnavailable):
         await ring.find(key.id)
 
@@ -109,7 +108,7 @@ async def test_unknown_keys_take_bounded_memory(
     operator: SyncRedis, client: AsyncRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many unknown ids push out other entries and never grow the process; a key in use stays."""
-    monkeypatch.setattr(keyring_module, "MOST", 8)
+    monkeypatch.setattr(gate, "MOST_KEYS", 8)
     key, _ = access.mint()
     access.create(operator, key)
     ring = Keyring(Batches(client))

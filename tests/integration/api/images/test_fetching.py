@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from api.images import fetching
-from api.images.fetching import Connector, Fetcher, FetchPlaces, Oversized
-from api.images.hosts import Hosts, Place, UrlRefused
+from api.images.fetching import AllowedHosts, CheckedUrl, Connector, Fetcher, FetchPlaces, Oversized, UrlRefused
 from api.images.loading import ImageLoader, RequestImages
 from api.schemas.image_parts import ImageSource
 from control.errors import RequestError
@@ -42,7 +41,7 @@ class Site:
         self.connected: list[str] = []
         self.pause_s = 0.0
         self.resolved = 0
-        hosts = Hosts(["img.example.com", "other.example.com"])
+        hosts = AllowedHosts(["img.example.com", "other.example.com"])
         self.fetcher = Fetcher(hosts, self._resolve, self._connect, patience_s)
 
     async def fetch(self, url: str = URL, room: int = 1000, tenant: str = "", patience_s: float | None = None) -> bytes:
@@ -53,7 +52,7 @@ class Site:
         self.resolved += 1
         return self.addresses
 
-    async def _connect(self, address: str, place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, address: str, place: CheckedUrl) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self.connected.append(address)
         return await asyncio.open_connection("127.0.0.1", self.port)
 
@@ -119,7 +118,9 @@ async def test_no_connection_to_an_address_that_is_not_public(site: Site, addres
 async def test_the_systems_own_resolver_is_checked() -> None:
     """`localhost` on the list of hosts is refused by its address."""
     with pytest.raises(UrlRefused, match="not all public"):
-        await Fetcher(Hosts(["localhost"])).fetch("http://localhost/", 10, asyncio.get_running_loop().time() + 10)
+        await Fetcher(AllowedHosts(["localhost"])).fetch(
+            "http://localhost/", 10, asyncio.get_running_loop().time() + 10
+        )
 
 
 def redirect(to: str, status: str = "302 Found") -> bytes:
@@ -216,7 +217,7 @@ async def hanging(site: Site, tenants: int) -> tuple[list[asyncio.Task[bytes]], 
     """160 fetches from a host that takes connections and says nothing, of so many tenants; they end with the event."""
     connect, over = site.fetcher._connect, asyncio.Event()  # pyright: ignore[reportPrivateUsage]
 
-    async def hang(address: str, place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def hang(address: str, place: CheckedUrl) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if place.host == "other.example.com":
             await over.wait()
         return await connect(address, place)
@@ -304,7 +305,7 @@ class SecureSite(Site):
         super().__init__(10)
         self._trusted = trusted
 
-    async def _connect(self, address: str, place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, address: str, place: CheckedUrl) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self.connected.append(address)
         return await Connector(self._trusted).connect("127.0.0.1", replace(place, port=self.port))
 

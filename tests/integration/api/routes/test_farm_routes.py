@@ -12,7 +12,7 @@ import msgspec
 from control import access
 from control.messages import Assignment, ModelSpec
 from control.placement import farm
-from control.placement.host_facts import Space, put_facts
+from control.placement.farm import Space, put_facts
 from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Host
 from control.records import catalog

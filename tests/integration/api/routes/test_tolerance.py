@@ -12,9 +12,9 @@ import pytest
 
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
-from api.schemas.message_request import MessageRequest
+from api.schemas.decoding import TABLE, Hint, Mapped, Refused
+from api.schemas.messages import MessageRequest
 from api.schemas.responses import ResponseRequest
-from api.schemas.tolerance import TABLE, Hint, Mapped, Refused
 from control.messages import Grammar
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat, events

@@ -12,8 +12,7 @@ import pytest
 import redis
 
 from control.errors import RedisUnavailable
-from control.redis.connection import connect, connect_blocking, run
-from control.redis.streams import read_streams
+from control.redis.connection import connect, connect_blocking, read_streams, run
 from control.replicas.lease import acquire, holder
 from ops.chaos.system.proxy import Proxy
 from tests.servers import Server

@@ -16,11 +16,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from api.background.farm_events import read_farm
+from api.models.farm import read_farm
 from control.keys import ReplicaKeys
 from control.operations.checks.findings import Finding
 from control.placement import farm
-from control.placement.host_facts import FilesHere, facts_of, put_facts
+from control.placement.farm import FilesHere, facts_of, put_facts
 from control.placement.placement import Host
 from control.records import catalog
 from control.records.backend import Backend, put_backend

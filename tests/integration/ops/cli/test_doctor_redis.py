@@ -30,9 +30,8 @@ from control.operations.checks.redis_server import (
 )
 from control.operations.checks.report import read_redis
 from control.redis.clients import SyncRedis
-from control.redis.connection import connect, read, run, write
+from control.redis.connection import connect, read, read_streams, run, write
 from control.redis.servers import RoundTrip
-from control.redis.streams import read_streams
 from control.replicas.lease import acquire
 from control.scripts import SCRIPTS
 from ops.cli.doctor.doctor import doctor, examine

@@ -84,7 +84,7 @@ def test_a_dry_run_moves_nothing(client: SyncRedis, new_server: Server) -> None:
 
 def test_a_move_drains_the_replica_and_starts_its_successor_elsewhere(client: SyncRedis, new_server: Server) -> None:
     state = operation.read_farm(client)
-    move = operation.next_move(state)
+    move = state.next_move()
     assert move is not None and state.is_settled
     assert operation.begin(client, move, state)
     assert held(client, "a") == [("small", "r0", True)] and held(client, "b") == [("small", "r1", False)]
@@ -111,7 +111,7 @@ def test_a_successor_that_fails_ends_the_command(
 def test_a_move_that_the_planner_has_overtaken_is_not_begun(client: SyncRedis) -> None:
     """It gave `large` the room that the move had found; both would be more than the host has."""
     state = operation.read_farm(client)
-    move = operation.next_move(state)
+    move = state.next_move()
     assert move is not None
     large = catalog.get_spec(client, "large")
     assert large is not None
@@ -124,7 +124,7 @@ def test_a_move_that_the_planner_has_overtaken_is_not_begun(client: SyncRedis) -
 def test_a_move_waits_for_the_turn_of_the_agent_that_plans(client: SyncRedis) -> None:
     """It gets the lock when the agent asks for its next turn, not while one lasts, and gives it back."""
     state = operation.read_farm(client)
-    move = operation.next_move(state)
+    move = state.next_move()
     assert move is not None
     assert run(client, farm.hold_placement("agent"))
     begun: list[bool] = []
@@ -140,7 +140,7 @@ def test_a_move_waits_for_the_turn_of_the_agent_that_plans(client: SyncRedis) ->
 
 def test_a_move_that_no_agent_lets_plan_is_refused(client: SyncRedis, monkeypatch: pytest.MonkeyPatch) -> None:
     state = operation.read_farm(client)
-    move = operation.next_move(state)
+    move = state.next_move()
     assert move is not None
     monkeypatch.setattr(operation, "HANDED_OVER_S", 0.1)
     client.set(keys.PLACEMENT_LOCK, "agent")

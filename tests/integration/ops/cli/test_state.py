@@ -19,7 +19,7 @@ from control.clock import now_ms
 from control.errors import ModelNotFound, RequestNotFound, SettingsError
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling
 from control.placement import farm
-from control.placement.host_facts import DeviceSpace, put_facts
+from control.placement.farm import DeviceSpace, put_facts
 from control.placement.need import DeviceRoom
 from control.placement.placement import Host
 from control.records import catalog

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from control.messages import Assignment, ModelSpec
 from control.placement import farm
-from control.placement.host_facts import HostFacts, facts_of
+from control.placement.farm import HostFacts, facts_of
 from control.placement.placement import Host
 from control.records import catalog
 from control.version import VERSION

@@ -14,7 +14,7 @@ from control.errors import GroupError
 from control.keys import ModelKeys
 from control.messages import Assignment, ModelSpec
 from control.records import catalog
-from control.redis import streams as streams_module
+from control.redis import connection as connection_module
 from control.redis.connection import Call
 from control.replicas import health
 from control.replicas.health import write_poison
@@ -156,7 +156,7 @@ def test_a_leader_that_drains_finishes_what_it_runs_and_claims_nothing(scene: Le
 
 def test_an_idle_leader_stops_at_once(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not wait for a request until its look at the queue ends."""
-    monkeypatch.setattr(streams_module, "LONGEST_BLOCK_MS", 5_000)
+    monkeypatch.setattr(connection_module, "LONGEST_BLOCK_MS", 5_000)
     monkeypatch.setattr(request_loop_module, "IDLE_BLOCK_MS", 5_000)
     scene.leader._blocking.connection_pool.connection_kwargs["socket_timeout"] = 10.0
     scene.ask("whole")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from api.background import farm_events
-from api.background.farm_events import FarmEvents
+from api.models import farm as farm_module
+from api.models.farm import FarmEvents
 from api.schemas.farm import FarmCard
 from control.errors import RedisUnavailable
 
@@ -32,8 +32,8 @@ class Farm:
 @pytest.fixture
 def farm(monkeypatch: pytest.MonkeyPatch) -> Farm:
     farm = Farm()
-    monkeypatch.setattr(farm_events, "read_farm", farm.read)
-    monkeypatch.setattr(farm_events, "EVERY_S", 0.05)
+    monkeypatch.setattr(farm_module, "read_farm", farm.read)
+    monkeypatch.setattr(farm_module, "EVERY_S", 0.05)
     return farm
 
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from api.background import shared_reads
-from api.background.shared_reads import AccountReads, SharedReads
+from api.models import farm
+from api.models.farm import AccountReads, SharedReads
 from control.errors import RedisUnavailable
 
 
@@ -43,7 +43,7 @@ def reads() -> Iterator[Reads]:
 
 @pytest.fixture
 async def shared(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SharedReads]:
-    monkeypatch.setattr(shared_reads, "AGE_S", 60.0)
+    monkeypatch.setattr(farm, "AGE_S", 60.0)
     made = SharedReads(cast(Any, None))
     yield made
     made.stop()
@@ -60,7 +60,7 @@ async def test_all_who_ask_the_same_share_one_read(shared: SharedReads, reads: R
 
 async def test_an_answer_ages(shared: SharedReads, reads: Reads, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing of it is kept."""
-    monkeypatch.setattr(shared_reads, "AGE_S", 0.0)
+    monkeypatch.setattr(farm, "AGE_S", 0.0)
     assert await shared.read(reads.numbered, False) == 1
     assert await shared.read(reads.numbered, False) == 2
     await asyncio.sleep(0.01)
@@ -104,7 +104,7 @@ async def test_an_error_is_shared_and_not_kept(shared: SharedReads, reads: Reads
 async def test_slow_reads_delay_no_other(shared: SharedReads, reads: Reads) -> None:
     """Several that wait for Redis leave threads for others, and the event loop's own threads to others still."""
     reads.gate.clear()
-    slow = [asyncio.create_task(shared.read(reads.numbered, False, name)) for name in range(shared_reads.THREADS - 1)]
+    slow = [asyncio.create_task(shared.read(reads.numbered, False, name)) for name in range(farm.THREADS - 1)]
     async with asyncio.timeout(5):
         assert await shared.read(reads.quick, False) == "quick"
         assert await asyncio.to_thread(reads.quick, None) == "quick"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from api.chat.answer import PieceDecoder
 from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
-from api.schemas.view import Calling, Reading, Thinking, View
+from api.schemas.view import Calling, Reading, ThinkingMarks, View
 from control.messages import FinishReason, LogEntry, TokenLogprobs
 from tests.byte_model import byte_assets, byte_tokenizer
 
@@ -114,7 +114,7 @@ def test_marks_are_seen_in_their_place_and_never_shown() -> None:
     tokenizer.add_special_tokens(["<think>", "</think>", "<|python_tag|>"])
     vocabulary = Vocabulary(byte_assets(tokenizer_json=tokenizer.to_str()))
     marks = {tokenizer.token_to_id(text) or 0: text for text in ("<think>", "</think>", "<|python_tag|>")}
-    reading = Reading(Thinking(), Calling("llama3", ["f"]), marks)
+    reading = Reading(ThinkingMarks(), Calling("llama3", ["f"]), marks)
     said = '<think>so</think>Well. ST<|python_tag|>{"name": "f", "parameters": {"a": 1}}'
     tokens = tokenizer.encode(said, add_special_tokens=False).ids
     log = [LogEntry(seq, 0, token) for seq, token in enumerate(tokens, 1)]

@@ -14,7 +14,7 @@ from api.chat.forms import Forms, forms_of
 from api.chat.template import MeteredTemplate
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import parse_chat
-from api.schemas.view import CallFormat, Calling, Thinking
+from api.schemas.view import CallFormat, Calling, ThinkingMarks
 from control.errors import RequestError, TemplateFailed
 from tests.byte_model import byte_assets, byte_tokenizer
 from tests.integration.api.calling import TEMPLATE, TIME, WEATHER
@@ -41,13 +41,13 @@ def prompt(template: str, known: Vocabulary | None = None, **fields: Any) -> Cha
     ("template", "texts", "expected"),
     [
         (PLAIN, (), Forms()),
-        (TEMPLATE, (), Forms("hermes", Thinking())),
+        (TEMPLATE, (), Forms("hermes", ThinkingMarks())),
         ("{{ tools }}<tool_call><function=f><parameter=p>", (), Forms("qwen_xml")),
         ("{{ tools }} Environment: ipython", (), Forms("llama3")),
         ("{{ tools }}", ("<|python_tag|>",), Forms("llama3")),
         ("{{ tools }}", (), Forms()),
-        (BEGUN, (), Forms(None, Thinking())),
-        (PLAIN, ("[THINK]", "[/THINK]"), Forms(None, Thinking("[THINK]", "[/THINK]"))),
+        (BEGUN, (), Forms(None, ThinkingMarks())),
+        (PLAIN, ("[THINK]", "[/THINK]"), Forms(None, ThinkingMarks("[THINK]", "[/THINK]"))),
     ],
 )
 def test_the_form_is_told_by_the_template(template: str, texts: tuple[str, ...], expected: Forms) -> None:
@@ -63,8 +63,8 @@ def test_a_form_may_be_given() -> None:
 def test_reasoning_that_the_prompt_has_begun() -> None:
     """A prompt that ends with the opening mark means an answer that begins inside the reasoning."""
     begun, free = prompt(BEGUN).reading, prompt(TEMPLATE).reading
-    assert begun is not None and begun.thinking == Thinking(begun=True)
-    assert free is not None and free.thinking == Thinking()
+    assert begun is not None and begun.thinking == ThinkingMarks(begun=True)
+    assert free is not None and free.thinking == ThinkingMarks()
     assert prompt(PLAIN).reading is None
 
 

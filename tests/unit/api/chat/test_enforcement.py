@@ -14,7 +14,7 @@ from api.chat.enforcement import answer_grammar
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import Tool, ToolChoice, offered
 from api.schemas.response_tools import read_tools
-from api.schemas.view import CallFormat, Thinking
+from api.schemas.view import CallFormat, ThinkingMarks
 from control.messages import Grammar
 from control.text.grammar import as_lark
 from tests.byte_model import EOS, byte_assets, byte_tokenizer
@@ -79,9 +79,9 @@ def test_a_demanded_call_allows_calls_only(tokenizer: Any, form: CallFormat, cal
 @pytest.mark.parametrize("tokenizer", [PLAIN, MARKED], ids=["text", "tokens"])
 def test_reasoning_may_precede_a_demanded_call(tokenizer: Any) -> None:
     """A model that reasons may do so before the call; one whose prompt has opened the reasoning has to end it."""
-    free = grammar(tokenizer, "hermes", "required", thinking=Thinking())
+    free = grammar(tokenizer, "hermes", "required", thinking=ThinkingMarks())
     assert takes(tokenizer, free, HERMES) and takes(tokenizer, free, f"<think>\nso\n</think>\n\n{HERMES}")
-    begun = grammar(tokenizer, "hermes", "required", thinking=Thinking(begun=True))
+    begun = grammar(tokenizer, "hermes", "required", thinking=ThinkingMarks(begun=True))
     assert not takes(tokenizer, begun, HERMES) and takes(tokenizer, begun, f"so\n</think>\n\n{HERMES}")
 
 
@@ -108,14 +108,16 @@ def test_an_answer_in_a_form_or_a_call() -> None:
     offer = offered([msgspec.convert(WEATHER, Tool)], "auto", None)
     vocabulary = Vocabulary(byte_assets(tokenizer_json=MARKED.to_str()))
     answer = as_lark(Grammar("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'))
-    grammar_text = answer_grammar(offer, "hermes", Thinking(), vocabulary, answer)
+    grammar_text = answer_grammar(offer, "hermes", ThinkingMarks(), vocabulary, answer)
     for said in ('{"a": 1}', HERMES, '<think>\nso\n</think>\n\n{"a": 1}', f"<think>so</think>{HERMES}"):
         assert takes(MARKED, grammar_text, said)
     for said in ("Hello.", '{"a": "b"}', f'{{"a": 1}}\n{HERMES}'):
         assert not takes(MARKED, grammar_text, said)
-    alone = answer_grammar(None, None, Thinking(begun=True), vocabulary, as_lark(Grammar("choice", '["yes", "no"]')))
+    alone = answer_grammar(
+        None, None, ThinkingMarks(begun=True), vocabulary, as_lark(Grammar("choice", '["yes", "no"]'))
+    )
     assert takes(MARKED, alone, "so</think>yes") and not takes(MARKED, alone, "yes")
-    digits = answer_grammar(None, None, Thinking(begun=True), vocabulary, as_lark(Grammar("regex", "a/[0-9]{2}")))
+    digits = answer_grammar(None, None, ThinkingMarks(begun=True), vocabulary, as_lark(Grammar("regex", "a/[0-9]{2}")))
     assert takes(MARKED, digits, "so</think>a/12") and not takes(MARKED, digits, "so</think>a/1")
     assert as_lark(Grammar("lark", 'start: "a"')) is None
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from api.chat.forms import TABLE
 from api.chat.piece import Piece
-from api.chat.reading.table import TABLE
-from api.schemas.view import Calling, Reading, Thinking
+from api.schemas.view import Calling, Reading, ThinkingMarks
 from ops.bench.hostile.answers import check_answer, read, tokens_of
 from tests.unit.api.chat.spoken import SPOKEN
 
@@ -35,7 +35,7 @@ def reading(name: str, begun: bool = False) -> Reading:
     thinking = None
     if spoken.think is not None:
         pair = form.reasoning[0]
-        thinking = Thinking(pair.open if form.channels else pair.open.strip(), pair.close.strip(), begun)
+        thinking = ThinkingMarks(pair.open if form.channels else pair.open.strip(), pair.close.strip(), begun)
     return Reading(thinking, Calling(name, NAMES, LITERAL), form=name)
 
 

@@ -16,11 +16,11 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from api.chat.enforcement import answer_grammar
-from api.chat.reading.table import TABLE
+from api.chat.forms import TABLE
 from api.chat.reading.writing import written_calls
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import Tool, offered
-from api.schemas.view import Calling, Reading, Thinking
+from api.schemas.view import Calling, Reading, ThinkingMarks
 from control.messages import Grammar
 from control.text.grammar import as_lark
 from ops.bench.hostile.answers import read, tokens_of
@@ -88,11 +88,11 @@ def grammar_of(name: str, marked: bool, choice: Any = "required", **options: Any
     return answer_grammar(offer, name, options.get("thinking"), vocabulary(name, marked), options.get("answer"))
 
 
-def thinking_of(name: str) -> Thinking | None:
+def thinking_of(name: str) -> ThinkingMarks | None:
     if SPOKEN[name].think is None:
         return None
     pair = TABLE[name].reasoning[0]
-    return Thinking(pair.open if TABLE[name].channels else pair.open.strip(), pair.close.strip())
+    return ThinkingMarks(pair.open if TABLE[name].channels else pair.open.strip(), pair.close.strip())
 
 
 @pytest.mark.parametrize("marked", [False, True], ids=["text", "tokens"])

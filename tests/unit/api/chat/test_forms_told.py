@@ -10,13 +10,12 @@ import pytest
 from tokenizers import AddedToken
 from transformers.utils.chat_parsing import ResponseParser
 
-from api.chat.forms import Forms, forms_of
+from api.chat.forms import TABLE, Forms, forms_of
 from api.chat.piece import Piece
 from api.chat.reading.parser import AnswerParser
 from api.chat.reading.response_template import FormError, form_of
-from api.chat.reading.table import TABLE
 from api.chat.tokens import Vocabulary
-from api.schemas.view import OWN, Calling, Reading, Thinking
+from api.schemas.view import OWN, Calling, Reading, ThinkingMarks
 from tests.byte_model import byte_assets, byte_tokenizer
 from tests.unit.api.chat.spoken import SPOKEN
 
@@ -191,7 +190,7 @@ def test_a_models_own_template_is_read_as_transformers_does(case: str, before: s
     oracle.feed(before + said)
     message, _ = oracle.finalize()
     forms = forms_of(LOOP, vocabulary(), own=own)
-    assert (forms.calls, forms.thinking, forms.text) == (OWN, Thinking(), "own")
+    assert (forms.calls, forms.thinking, forms.text) == (OWN, ThinkingMarks(), "own")
     how = Reading(forms.thinking, Calling(OWN, literal={"f": ["days", "tags"]}), own=own)
     for texts in ([before + said], list(before + said)):
         parser, whole = AnswerParser(how, "rid", 0), Piece(0, 0)

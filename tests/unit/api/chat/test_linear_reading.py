@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from api.chat.forms import TABLE
 from api.chat.piece import Piece
 from api.chat.reading.form import Form
 from api.chat.reading.parser import AnswerParser
-from api.chat.reading.table import TABLE
 from api.chat.reading.writing import written_calls
-from api.schemas.view import Calling, Reading, Thinking
+from api.schemas.view import Calling, Reading, ThinkingMarks
 
 BLANKS = " \n" * 128
 PUSHES = 60
@@ -55,7 +55,7 @@ def parser(name: str, *, thinking: bool = False) -> AnswerParser:
     """Of a form; with `thinking` the answer may begin with reasoning."""
     form = TABLE[name]
     pair = form.reasoning[0] if thinking and form.channels is None else None
-    marks = None if pair is None else Thinking(pair.open.strip(), pair.close.strip())
+    marks = None if pair is None else ThinkingMarks(pair.open.strip(), pair.close.strip())
     return AnswerParser(Reading(marks, Calling(name, ["f"]), form=name if form.channels is not None else ""), "rid", 0)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from api.chat.piece import CallDelta, Piece
 from api.chat.reading.parser import AnswerParser
-from api.schemas.view import CallFormat, Calling, Reading, Thinking
+from api.schemas.view import CallFormat, Calling, Reading, ThinkingMarks
 
 NAMES = ["weather", "add"]
 LITERAL = {"add": ["a", "b", "on"]}
@@ -28,7 +28,7 @@ class Read:
 
 def reading(format_: CallFormat | None, begun: bool = False, single: bool = False) -> Reading:
     calling = Calling(format_, NAMES, LITERAL, single) if format_ is not None else None
-    return Reading(Thinking(begun=begun), calling)
+    return Reading(ThinkingMarks(begun=begun), calling)
 
 
 def pieces(how: Reading, texts: list[str], marks: tuple[str, ...] = ()) -> list[Piece]:
@@ -218,7 +218,7 @@ def test_a_single_call_is_kept() -> None:
 )
 def test_reasoning_is_told_from_the_answer(begun: bool, said: str, reasoning: str, text: str) -> None:
     """Marks at the beginning of the answer, or one that the prompt has opened already, set the reasoning apart."""
-    how = Reading(Thinking(begun=begun))
+    how = Reading(ThinkingMarks(begun=begun))
     assert read(how, said) == read(how, *said) == Read(text, reasoning, [])
 
 
@@ -229,7 +229,7 @@ def test_marks_that_are_special_tokens() -> None:
     assert read(how, "So. ", *marks, LLAMA, marks=marks) == Read("So.", "", [("weather", WEATHER)])
     assert read(how, *marks, "print(1)", marks=marks) == Read("print(1)", "", [])
     think = ("[THINK]", "[/THINK]")
-    how = Reading(Thinking(*think))
+    how = Reading(ThinkingMarks(*think))
     assert read(how, "[THINK]", " so", "[/THINK]", " Yes", marks=think) == Read("Yes", "so", [])
 
 

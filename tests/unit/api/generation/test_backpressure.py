@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.generation.submit import FRESH_S, Backpressure
+from api.generation.session import FRESH_S, Backpressure
 from control.errors import QueueFull
 
 

@@ -13,8 +13,9 @@ import pytest
 
 import api.generation.follow
 from api.chat.tokens import Vocabulary
+from api.generation.client_request import Caller
 from api.generation.follow import Feeds, Follower
-from api.generation.session import Caller, Session, Shutdown, events, renderer_of
+from api.generation.session import Session, Shutdown, events, renderer_of
 from api.http.connection import Client
 from api.observability import Metrics, RequestLog
 from api.schemas.view import View

@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.generation.feed import BUFFER_ENTRIES, Feed
+from api.generation.follow import BUFFER_ENTRIES, Feed
 from control.messages import LogEntry
 
 

@@ -7,11 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from api.generation.feed import Feed
-from api.generation.follow import Feeds
+from api.generation.follow import Feed, Feeds
 from control.errors import RequestNotFound
 from control.messages import LogEntry
-from control.requests import Place
+from control.requests import QueuePlace
 
 
 class FakeFollower:
@@ -89,14 +88,14 @@ async def test_a_place_wakes_a_reader_that_shows_it_and_not_too_often() -> None:
     """Without `watch_place` no place wakes; the one that was shown does not, nor another one too soon, but its end."""
     feeds, _ = feeds_of("a", "b")
     one, two = feeds.members
-    assert not one.placed(Place(9, None), 1.0)
+    assert not one.placed(QueuePlace(9, None), 1.0)
     feeds.watch_place()
-    assert one.placed(Place(8, None), 1.0) and two.placed(Place(5, 3.0), 1.0)
+    assert one.placed(QueuePlace(8, None), 1.0) and two.placed(QueuePlace(5, 3.0), 1.0)
     assert feeds.wake.is_set() and feeds.place_changed
     feeds.wake.clear()
     assert feeds.show_place(60) == 8 and not feeds.place_changed
     now = asyncio.get_running_loop().time()
-    assert not one.placed(Place(7, None), now) and not feeds.place_changed and not feeds.wake.is_set()
-    assert one.placed(Place(7, None), now + 61) and not one.placed(Place(8, None), now + 61)
+    assert not one.placed(QueuePlace(7, None), now) and not feeds.place_changed and not feeds.wake.is_set()
+    assert one.placed(QueuePlace(7, None), now + 61) and not one.placed(QueuePlace(8, None), now + 61)
     one.position = two.position = None
     assert feeds.place_changed and feeds.show_place(60) is None

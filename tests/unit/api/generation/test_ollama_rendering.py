@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from api.generation.chunks import Durations
 from api.generation.ollama_rendering import OllamaRenderer
 from api.http.errors import StreamInterrupted
-from api.schemas.ollama_answers import ChatAnswer, GenerateAnswer
-from api.schemas.view import Calling, Endpoint, Reading, Thinking, View
+from api.schemas.ollama import ChatAnswer, GenerateAnswer
+from api.schemas.view import Calling, Endpoint, Reading, ThinkingMarks, View
 from control.clock import now_ms
 from control.messages import LogEntry
 from tests.integration.api.calling import called
@@ -29,7 +29,7 @@ def view_of(endpoint: Endpoint = "ollama_chat", reading: Reading | None = None, 
     return View(endpoint=endpoint, created=1, received_ms=received_ms, model="m", stop_ids=[EOS], reading=reading)
 
 
-READING = Reading(Thinking(), Calling("hermes", ["f", "g"]))
+READING = Reading(ThinkingMarks(), Calling("hermes", ["f", "g"]))
 
 
 def log_of(text: str, finish: str = "stop") -> list[LogEntry]:

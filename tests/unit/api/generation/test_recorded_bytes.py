@@ -27,11 +27,11 @@ from api.schemas.answers import (
     NativePart,
     NativeResult,
 )
-from api.schemas.message_answers import MessageEvent, MessageObject
-from api.schemas.ollama_answers import ChatAnswer, EmbedAnswer, EmbeddingsAnswer, GenerateAnswer
+from api.schemas.embeddings import EmbeddedByType, Embeddings, NativeVector, Reranked, Scores, TextScore
+from api.schemas.messages import MessageEvent, MessageObject
+from api.schemas.ollama import ChatAnswer, EmbedAnswer, EmbeddingsAnswer, GenerateAnswer
 from api.schemas.response_answers import RESPONSE_EVENTS, ResponseObject
-from api.schemas.vector_answers import EmbeddedByType, Embeddings, NativeVector, Reranked, Scores, TextScore
-from api.schemas.view import Calling, Endpoint, Reading, Thinking, View
+from api.schemas.view import Calling, Endpoint, Reading, ThinkingMarks, View
 from control.messages import FinishReason, LogEntry, PromptToken, TokenLogprobs
 from tests.integration.api.calling import WEATHER, called
 from tests.unit.api.chat.test_answer import EOS, VOCABULARY
@@ -42,7 +42,7 @@ NOW_NS = 1_700_000_003_000_000_000
 RECEIVED_MS = 1_700_000_000_000
 _TIMES = re.compile(rb'"created_at":"[^"]+"')
 NAMES = ["get_weather", "run", "box__inside", "local_shell", "shell", "apply_patch"]
-READING = Reading(Thinking(), Calling("hermes", NAMES))
+READING = Reading(ThinkingMarks(), Calling("hermes", NAMES))
 SPEAKS = "<think>a city</think>It is " + called("get_weather", '{"city": "Paris"}')
 FUNCTION = {"type": "function", **WEATHER["function"]}
 
@@ -199,7 +199,7 @@ CASES: dict[str, Case] = {
     "ollama chat": Case(SPEAKS, view("ollama_chat", reading=READING)),
     "ollama chat scores": Case("né", view("ollama_chat", logprobs=1), scored=True),
     "ollama generate": Case(
-        "<think>so</think>né", view("ollama_generate", reading=Reading(Thinking())), "length", None
+        "<think>so</think>né", view("ollama_generate", reading=Reading(ThinkingMarks())), "length", None
     ),
     "ollama failed": Case("ab", view("ollama_chat"), "error", "the group failed"),
     "infill": Case("a\nb", view("infill", extra_fields={"fills_context": True}), "length", None),

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from api.generation.feed import BUFFER_ENTRIES, Feed
-from api.generation.recovery import bring_back, origin_of
+from api.generation.follow import BUFFER_ENTRIES, Feed, bring_back, origin_of
 from control.messages import GenerationRequest, LogEntry, Sampling, encode
 from control.redis.connection import Call
 from control.requests import Enqueue, Followed, enqueue

@@ -9,7 +9,7 @@ import pytest
 
 from api.generation.seals import MAX_SEALED, Seals
 from control import keys
-from control.redis.batches import Batches
+from control.redis.connection import Batches
 
 
 @pytest.fixture

@@ -13,18 +13,9 @@ import pytest
 import api.generation.session
 from api.chat.tokens import Vocabulary
 from api.generation.chunks import StreamRenderer, token_logprobs
-from api.generation.feed import Feed
-from api.generation.follow import Feeds
-from api.generation.session import (
-    TURN_ENTRIES,
-    TURN_PROMPTS,
-    TURN_SCORED,
-    Caller,
-    Session,
-    Shutdown,
-    events,
-    renderer_of,
-)
+from api.generation.client_request import Caller
+from api.generation.follow import Feed, Feeds
+from api.generation.session import TURN_ENTRIES, TURN_PROMPTS, TURN_SCORED, Session, Shutdown, events, renderer_of
 from api.observability import Metrics, RequestLog
 from api.schemas.view import View
 from api.settings import ApiSettings

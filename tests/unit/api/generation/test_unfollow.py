@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from api.generation.feed import Feed
-from api.generation.follow import UnfollowQueue
+from api.generation.follow import Feed, UnfollowQueue
 from control.errors import RedisUnavailable
-from control.redis.batches import Batches
-from control.redis.connection import Call
+from control.redis.connection import Batches, Call
 
 
 class Sent(Batches):

@@ -9,14 +9,14 @@ import pytest
 
 import api.generation.session
 from api.chat.tokens import Vocabulary
-from api.generation.feed import Feed
-from api.generation.follow import Feeds
-from api.generation.session import Caller, Session, Shutdown, events, renderer_of
+from api.generation.client_request import Caller
+from api.generation.follow import Feed, Feeds
+from api.generation.session import Session, Shutdown, events, renderer_of
 from api.observability import Metrics, RequestLog
 from api.schemas.view import View
 from api.settings import ApiSettings
 from control.messages import LogEntry
-from control.requests import Place
+from control.requests import QueuePlace
 from tests.byte_model import byte_assets
 
 VOCABULARY = Vocabulary(byte_assets())
@@ -74,7 +74,7 @@ async def test_places_that_change_quickly_are_not_all_written(
     reading = asyncio.create_task(stream.read())
     for position in range(CHANGES, 0, -1):
         await stream.turn()
-        stream.feed.placed(Place(position, 4.2), asyncio.get_running_loop().time())
+        stream.feed.placed(QueuePlace(position, 4.2), asyncio.get_running_loop().time())
     await stream.turn()
     assert len(stream.comments) == comments
     assert stream.comments[0] == b": queue position 50, expected wait 4200 ms\n"

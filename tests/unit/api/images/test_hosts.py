@@ -6,9 +6,9 @@ import ipaddress
 
 import pytest
 
-from api.images.hosts import Hosts, UrlRefused, is_public
+from api.images.fetching import AllowedHosts, UrlRefused, is_public
 
-HOSTS = Hosts(["img.example.com", "CDN.example.com:8443"])
+HOSTS = AllowedHosts(["img.example.com", "CDN.example.com:8443"])
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_the_neighbours_of_special_purpose_blocks_are_public(address: str) -> No
 )
 def test_a_url_that_is_not_fetched(url: str, why: str) -> None:
     with pytest.raises(UrlRefused, match=why):
-        HOSTS.place(url)
+        HOSTS.checked(url)
 
 
 def test_a_url_of_a_named_host() -> None:
-    place = HOSTS.place("HTTPS://IMG.example.com?size=2#part")
+    place = HOSTS.checked("HTTPS://IMG.example.com?size=2#part")
     assert (place.scheme, place.authority, place.port, place.target) == ("https", "img.example.com", 443, "/?size=2")
-    assert HOSTS.place("http://img.example.com/a").port == 80
-    assert HOSTS.place("https://cdn.example.com:8443/a/b").authority == "cdn.example.com:8443"
+    assert HOSTS.checked("http://img.example.com/a").port == 80
+    assert HOSTS.checked("https://cdn.example.com:8443/a/b").authority == "cdn.example.com:8443"
 
 
 @pytest.mark.parametrize(
@@ -117,4 +117,4 @@ def test_a_url_of_a_named_host() -> None:
 )
 def test_an_entry_that_is_no_host(entry: str) -> None:
     with pytest.raises(ValueError, match="is no host"):
-        Hosts([entry])
+        AllowedHosts([entry])

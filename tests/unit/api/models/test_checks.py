@@ -12,16 +12,16 @@ import psutil
 import pytest
 
 from api.chat.tokens import Vocabulary
-from api.models.grammar import GrammarChecks, letters
+from api.models.grammar import GrammarChecks, grammar_tokens
 from api.schemas.generation import Constraint
 from control.errors import RequestError
 from control.messages import Grammar
-from control.text.grammar_check import Letters
+from control.text.grammar_check import GrammarTokens
 from control.text.vocabulary import read_token_bytes
 from tests.byte_model import byte_assets
 
 ASSETS = byte_assets()
-LETTERS = letters(Vocabulary(ASSETS), ASSETS)
+LETTERS = grammar_tokens(Vocabulary(ASSETS), ASSETS)
 
 
 def run(work: Callable[[GrammarChecks], Coroutine[Any, Any, Any]], longest_s: float = 20.0, processes: int = 1) -> Any:
@@ -51,7 +51,7 @@ async def verdict(checks: GrammarChecks, grammar: Grammar) -> str:
 
 def test_letters_are_those_of_the_file() -> None:
     """Where every token is a byte or a marker, what the API reads from its tokenizer is all that the file says."""
-    data = msgspec.json.decode(LETTERS, type=Letters)
+    data = msgspec.json.decode(LETTERS, type=GrammarTokens)
     assert data.tokens == read_token_bytes(ASSETS.tokenizer_json, ASSETS.vocab_size)
     assert data.eos == ASSETS.eos_ids and set(data.added.values()) == {"<s>", "</s>"}
 

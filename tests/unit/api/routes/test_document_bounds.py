@@ -12,7 +12,7 @@ from api.app import ROUTES
 from api.routes.document import Document
 from api.schemas.chat import parse_chat
 from api.schemas.completions import parse_completion
-from api.schemas.message_request import parse_message
+from api.schemas.messages import parse_message
 from control.bounds import RANGES
 from control.errors import RequestError
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from api.schemas.content_blocks import Block, chat_messages
 from api.schemas.decoding import Warnings
 from api.schemas.items import messages_of, read_items
-from api.schemas.message_request import parse_count, parse_message
+from api.schemas.messages import Block, chat_messages, parse_count, parse_message
 from api.schemas.responses import conversation, parse_response
 from control.errors import RequestError
 

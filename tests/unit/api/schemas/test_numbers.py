@@ -19,12 +19,12 @@ from api.schemas.chat import ChatRequest, parse_chat
 from api.schemas.completions import CompletionRequest, parse_completion
 from api.schemas.farm import KeyToChange, KeyToCreate, ModelToLoad, ModelToScale
 from api.schemas.items import Item
-from api.schemas.message_request import MessageRequest, Thinking, parse_message
+from api.schemas.messages import MessageRequest, Thinking, parse_message
 from api.schemas.responses import ResponseRequest, conversation, parse_response
 from control.access import mint
 from control.bounds import FARM_NUMBERS, LONGEST_S, REQUEST_NUMBERS, Range
 from control.errors import RequestError, SettingsError
-from control.operations.spec import DEFAULTS, build_spec
+from control.operations.desired import DEFAULTS, build_spec
 
 Parse = Callable[[bytes], Any]
 

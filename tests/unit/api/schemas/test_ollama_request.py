@@ -11,7 +11,7 @@ import pytest
 from api.schemas.chat import ChatRequest
 from api.schemas.converted import Converted
 from api.schemas.decoding import Warnings
-from api.schemas.ollama_request import (
+from api.schemas.ollama import (
     GenerateRequest,
     OllamaChatRequest,
     OllamaInputs,

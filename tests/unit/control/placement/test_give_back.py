@@ -131,8 +131,8 @@ def test_a_rank_of_a_lost_host_starts_with_what_was_asked_for() -> None:
 
 def test_nothing_is_moved_while_memory_is_given_back() -> None:
     needs = {"first": need(2)}
-    assert rebalance.is_settled([FIRST], [HOST], {"a": [assignment()]}, needs, {})
-    assert not rebalance.is_settled([FIRST], [HOST], {"a": [assignment(target=2048)]}, needs, {})
+    assert rebalance.Farm([FIRST], [HOST], {"a": [assignment()]}, needs, {}).is_settled
+    assert not rebalance.Farm([FIRST], [HOST], {"a": [assignment(target=2048)]}, needs, {}).is_settled
 
 
 def test_a_model_that_sleeps_is_woken_beside_one_that_can_give_back() -> None:

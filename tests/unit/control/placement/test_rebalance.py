@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from control.placement.need import ModelNeed
 from control.placement.placement import Host, Room, Unplaceable, place
-from control.placement.rebalance import Held, Move, after, moves, next_move, settled, unplaced, without_old
+from control.placement.rebalance import Farm as PlacedFarm
+from control.placement.rebalance import Held, Move
 from tests.unit.control.placement.test_memory import GIB, Farm, need
 
 
@@ -18,8 +20,12 @@ def farm_of(*memories: float) -> Farm:
     return Farm(*(Host(f"h{index}", memory=int(gib * GIB)) for index, gib in enumerate(memories)))
 
 
+def placed(farm: Farm) -> PlacedFarm:
+    return PlacedFarm(list(farm.specs.values()), list(farm.hosts.values()), farm.held, farm.needs, {})
+
+
 def planned(farm: Farm) -> list[Move]:
-    return moves(list(farm.specs.values()), list(farm.hosts.values()), farm.held, farm.needs, {})
+    return placed(farm).moves()
 
 
 def assert_fits(farm: Farm, held: Held) -> None:
@@ -29,18 +35,17 @@ def assert_fits(farm: Farm, held: Held) -> None:
 
 def carried_out(farm: Farm) -> tuple[Held, list[Move]]:
     """Every move made, with both replicas there while one drains; no host is exceeded at any moment."""
-    specs, hosts = list(farm.specs.values()), list(farm.hosts.values())
-    state = settled(specs, hosts, farm.held, farm.needs, {})
+    state = placed(farm).settled()
     made: list[Move] = []
-    while (move := next_move(specs, hosts, state, farm.needs, {})) is not None:
-        began = after(state, move)
-        assert_fits(farm, began)
-        assert_fits(farm, settled(specs, hosts, began, farm.needs, {}))
-        state = settled(specs, hosts, without_old(began, move), farm.needs, {})
-        assert_fits(farm, state)
+    while (move := state.next_move()) is not None:
+        began = state.after(move)
+        assert_fits(farm, began.held)
+        assert_fits(farm, began.settled().held)
+        state = began.without_old(move).settled()
+        assert_fits(farm, state.held)
         made.append(move)
         assert len(made) < 30, "it never ends"
-    return state, made
+    return state.held, made
 
 
 def test_a_replica_moves_so_that_a_model_finds_room() -> None:
@@ -106,7 +111,7 @@ HOSTS = st.lists(st.floats(1, 10), min_size=2, max_size=4)
 def one_move_places_all(farm: Farm) -> bool:
     """By hand, with bytes alone: some replica fits on another host beside what is there, and then all the rest finds
     a host by the planner's own order."""
-    specs, hosts = list(farm.specs.values()), list(farm.hosts.values())
+    hosts = list(farm.hosts.values())
     for source, target in product(hosts, hosts):
         for one in farm.held[source.id]:
             size = sum(one.memory)
@@ -115,7 +120,7 @@ def one_move_places_all(farm: Farm) -> bool:
                 continue
             held = {host: [other for other in own if other is not one] for host, own in farm.held.items()}
             held[target.id] = [*held[target.id], one]
-            if not unplaced(specs, hosts, settled(specs, hosts, held, farm.needs, {}), farm.needs, {}):
+            if not replace(placed(farm), held=held).settled().unplaced():
                 return True
     return False
 
@@ -126,11 +131,10 @@ def play(memories: list[float], models: list[tuple[float, int, bool]]) -> None:
         model_need: ModelNeed = need(gib, per_token=0 if named else 2**16, context=1024)
         farm.want(f"m{index}", model_need, replicas=replicas)
         farm.settle()
-    specs, hosts = list(farm.specs.values()), list(farm.hosts.values())
-    before = unplaced(specs, hosts, farm.held, farm.needs, {})
+    before = placed(farm).unplaced()
     could = bool(before) and one_move_places_all(farm)
     state, _ = carried_out(farm)
-    rest = unplaced(specs, hosts, state, farm.needs, {})
+    rest = replace(placed(farm), held=state).unplaced()
     assert not (could and rest), rest
     assert len(rest) <= len(before)
 

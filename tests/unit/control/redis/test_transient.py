@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis import exceptions
 
-from control.redis.transient import lacks_right, transient
+from control.redis.connection import lacks_right, transient
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from control.replicas.health import Beat
-from control.replicas.health.reports import slow_ranks
+from control.replicas.health import Beat, slow_ranks
 
 
 def beat(forward_ms: int, waited_ms: int, epoch: int = 5) -> Beat:

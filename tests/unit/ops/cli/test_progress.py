@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from control.replicas.health import Beat, Overview, ReplicaOverview, Status
-from control.replicas.health.overview import loading_bytes
+from control.replicas.health import Beat, Overview, ReplicaOverview, Status, loading_bytes
 from ops.cli.progress import LINES_EVERY_S, Stage, Waiting, stage_of
 
 
