@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import tempfile
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 KINDS: dict[str, str] = {
     "compiled": "C++ libraries compiled for this processor, and reports on those that do not work",
@@ -44,6 +47,26 @@ def folder(kind: str) -> Path:
     except RuntimeError:
         base = Path(os.devnull)
     return base / "furrow" / kind
+
+
+def made_folder(kind: str) -> Path:
+    """The folder of a kind, made for this user alone where there was none. Raises OSError."""
+    place = folder(kind)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return place
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Generator[IO[bytes]]:
+    """A file to write that takes the place of `path`: whole or not at all, however many write it. Raises OSError."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=TEMPORARY[0], delete=False) as fresh:
+        try:
+            yield fresh
+            fresh.flush()
+            Path(fresh.name).replace(path)
+        except BaseException:
+            Path(fresh.name).unlink(missing_ok=True)
+            raise
 
 
 def entries(kind: str) -> list[Entry]:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 
 SCRIPT = """
 import signal, socket, subprocess, sys, time
-from worker.agent.supervision import forks, supervisor
+from worker.agent.supervision import children, supervisor
 from worker.agent.supervision.supervisor import Limits
 
 listener = socket.socket(socket.AF_UNIX)
@@ -45,7 +45,7 @@ class Served(supervisor.HostSupervisor):
 
 supervisor.TICK_S = 0.02
 supervisor.PAUSES_S = (0.0, 0.05)
-forks.FORK_WITHIN_S = float(sys.argv[2])
+children.FORK_WITHIN_S = float(sys.argv[2])
 supervisor.AGENT_SILENT_S = float("inf")
 sys.exit(Served([], Limits(absent_s=float("inf"), stop_s=0.0)).run())
 """

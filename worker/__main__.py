@@ -161,7 +161,7 @@ def main() -> int:
 
         return hold(sys.argv[2], int(sys.argv[3]), sys.argv[4:])
     elif part == "download":
-        from worker.repository.download import download_here
+        from worker.repository.source import download_here
 
         return download_here(*sys.argv[2:6])
     else:

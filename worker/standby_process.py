@@ -29,7 +29,7 @@ import structlog
 from control import logs
 from control.process import die_with_parent, name_process
 from control.settings import Settings
-from worker.agent.standby import Preparation, Prepare, ready_line
+from worker.agent.standby import Prepare, StandbyModel, ready_line
 from worker.agent.supervision.fork_server import serve_forks
 from worker.agent.supervision.wire import take_channel
 
@@ -96,7 +96,7 @@ def import_all() -> None:
     import worker.rank_process  # noqa: F401
 
 
-def prepare_model(model: Preparation, in_use: Collection[Preparation] = ()) -> None:
+def prepare_model(model: StandbyModel, in_use: Collection[StandbyModel] = ()) -> None:
     """Build the model once without weights, for which its code is imported, and the vocabulary of one that leads."""
     from worker.models.loading import prepare
     from worker.repository import validation

@@ -17,10 +17,9 @@ from control.errors import ModelFilesError
 from control.sizes import in_words
 from ops.cli.progress import Stage, Waiting
 from ops.cli.tables import echo_line, echo_list, json_option
-from worker.repository.download import Download
 from worker.repository.download_progress import Downloaded
 from worker.repository.local_models import CachedModel, cached_models, remove
-from worker.repository.source import cache_folder, on_this_host
+from worker.repository.source import Download, cache_folder, on_this_host
 
 
 @click.command(short_help="Download a model.")

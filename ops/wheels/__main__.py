@@ -85,7 +85,7 @@ def compile_all(tree: Path, platform: Platform, folder: Path) -> None:
 
 
 def compile_one(
-    platform: Platform, source: Path, variant: compiled.Variant, folder: Path, arguments: tuple[str, ...]
+    platform: Platform, source: Path, variant: compiled.InstructionSet, folder: Path, arguments: tuple[str, ...]
 ) -> None:
     """One library. Raises CalledProcessError; the compiler says why."""
     path = folder / compiled.file_name(source, variant)

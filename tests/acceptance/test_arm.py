@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.native.compiled import KERNELS, VARIANTS, Variant
+from worker.native.compiled import KERNELS, VARIANTS, InstructionSet
 
 PRODUCTS = Path(__file__).parent / "arm" / "products.cpp"
 COMMON = ("-std=c++17", "-O1", "-g0")
@@ -48,7 +48,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS["aarch64"], ids=lambda variant: variant.name)
-def test_products_have_the_bits_of_x86(variant: Variant, expected: dict[str, str], tmp_path: Path) -> None:
+def test_products_have_the_bits_of_x86(variant: InstructionSet, expected: dict[str, str], tmp_path: Path) -> None:
     """Of every kind of weights, floats too, as the vectors are equally wide; for one row, a few and many. Each set of
     instructions passes the check that a library passes before it is used."""
     program, compiled = tmp_path / "products", tmp_path / "object.o"

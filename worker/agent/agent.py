@@ -16,10 +16,10 @@ from control.errors import RedisUnavailable
 from control.host_memory import available
 from control.placement import farm
 from control.placement.placement import Host
+from control.placement.rollout import Place
 from control.redis.clients import SyncRedis
 from control.redis.outage import outage
-from worker.agent.adoption import adopt_standby
-from worker.agent.host_replicas import HostReplicas, HostView, Place, Reporter, read_host
+from worker.agent.host_replicas import HostReplicas, HostView, Reporter, adopt_standby, read_host
 from worker.agent.planner import Planner
 from worker.agent.rank_exits import RankExits
 from worker.agent.reconciliation import Reconciler

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import chain, islice
 from typing import Any
 
+import msgspec
 import structlog
 
 from control.messages import Assignment
 from control.placement import farm
+from control.placement.rollout import Place
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, run_every
 from control.replicas import health, memory_deaths
 from control.replicas.health import AgentState, Look, Status, look_at
-from worker.agent.adoption import adopt_replicas, record_key, record_of
 from worker.agent.failure_detector import FailureDetector
-from worker.agent.replica import Exit, ReplicaProcesses
+from worker.agent.replica import Exit, ReplicaProcesses, ReplicaState
 from worker.agent.standby import Standby
 from worker.agent.supervision.client import SupervisorClient
 from worker.repository.download_progress import Downloaded
@@ -28,10 +29,6 @@ log = structlog.get_logger()
 
 
 # --- The state in Redis ----------------------------------------------------------------------------------------------
-
-
-Place = tuple[str, str]
-"""Model and replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +210,79 @@ class HostReplicas:
         memory_deaths.forget_load(self._client, self._host_id, *place)
         health.clear_status(self._client, *place)
         log.info("replica stopped", model=place[0], replica=place[1], action="replica_stop")
+
+
+# --- Adoption --------------------------------------------------------------------------------------------------------
+
+
+PREFIX = "replica "
+"""Prefix of the keys under which the supervisor stores the records of replicas."""
+
+
+@dataclass(kw_only=True)
+class ReplicaRecord(ReplicaState):
+    seen: dict[int, int]
+    """The epoch in which each pid was heard last."""
+
+
+_STATE = [field.name for field in fields(ReplicaState)]
+
+
+def record_of(replica: ReplicaProcesses, seen: dict[int, int]) -> dict[str, Any]:
+    """The record as the supervisor stores it."""
+    record = ReplicaRecord(**{name: getattr(replica, name) for name in _STATE}, seen=seen)
+    return msgspec.to_builtins(record, str_keys=True)
+
+
+def record_key(place: tuple[str, str]) -> str:
+    """The key of a replica's record."""
+    return PREFIX + " ".join(place)
+
+
+def adopt_replicas(
+    supervisor: SupervisorClient, make: Callable[[Assignment, str], ReplicaProcesses]
+) -> Iterator[tuple[ReplicaProcesses, dict[int, int]]]:
+    """Each replica that was there, with its processes, and the epoch in which each pid was heard last.
+
+    A rank without a readable record ends: its assignment starts it again.
+    """
+    replicas: dict[str, tuple[ReplicaProcesses, ReplicaRecord]] = {}
+    for key, stored in supervisor.records.items():
+        if key.startswith(PREFIX):
+            try:
+                record = msgspec.convert(stored, ReplicaRecord, str_keys=True)
+            except msgspec.ValidationError as error:
+                log.error("record of a replica is unreadable", key=key, error=str(error), action="adopt")
+                continue
+            replica = make(record.assignment, record.folder)
+            for name in _STATE:
+                setattr(replica, name, getattr(record, name))
+            replicas[key] = replica, record
+    for process in supervisor.inherited:
+        tag = process.tag
+        if tag.get("kind") not in ("rank", "engine"):
+            continue
+        pair = replicas.get(record_key((tag["model"], tag["replica"])))
+        if pair is None:
+            process.kill()
+            process.forget()
+        else:
+            pair[0].adopt(tag["rank"], process)
+    for replica, record in replicas.values():
+        pids = {rank: process.pid for rank, process in replica.processes.items() if process.poll() is None}
+        model, name = replica.place
+        log.info("adopted", model=model, replica=name, pids=pids, failed=replica.failed, action="adopt")
+        yield replica, record.seen
+
+
+def adopt_standby(supervisor: SupervisorClient, standby: Standby | None) -> None:
+    """Keep the standby process that was there, or end it where none is wanted any more; forget compilers."""
+    for process in supervisor.inherited:
+        if process.tag.get("kind") == "standby":
+            if standby is not None and process.poll() is None:
+                standby.adopt(process)
+            else:
+                process.kill()
+                process.forget()
+        elif process.tag.get("kind") == "compile":
+            process.when_ended(lambda _, process=process: process.forget())

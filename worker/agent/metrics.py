@@ -27,6 +27,7 @@ from control.errors import RedisUnavailable, SettingsError
 from control.placement import farm
 from control.placement.farm import HostFacts, facts_of_all
 from control.placement.placement import Host
+from control.placement.rollout import Place
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
 from control.redis.servers import server_memory
@@ -43,8 +44,6 @@ log = structlog.get_logger()
 # The counters of this host's ranks as Prometheus metrics.
 
 
-Place = tuple[str, str]
-"""Model and replica."""
 _SERVED_BY = ("furrow_replica_served_by", "Always 1: the replica's tokens are computed by this engine.")
 _MEMORY = ("furrow_rank_memory_bytes", "Resident memory of the rank's process.")
 
@@ -63,12 +62,12 @@ class RankCollector(Collector):
         ranks = list(self._ranks())
         for series in ALL:
             yield _family(series, ranks)
-        engines = GaugeMetricFamily(*_SERVED_BY, labels=["model_name", "engine", "served_by"])
+        engines = _gauge(*_SERVED_BY, "model_name", "engine", "served_by")
         for labels, _ in ranks:
             if not labels.rank:
                 engines.add_metric([labels.model, labels.replica, labels.served_by], 1)
         yield engines
-        memory = GaugeMetricFamily(*_MEMORY, labels=["model_name", "engine", "rank"])
+        memory = _gauge(*_MEMORY, "model_name", "engine", "rank")
         for labels, counters in ranks:
             size = _resident(counters.pid)
             if size is not None:
@@ -144,22 +143,24 @@ def _resident(pid: int) -> int | None:
 # Series of the farm's hosts and of the commands of its ranks.
 
 
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=labels)
+
+
 def of_hosts(living: Sequence[Host], drained: AbstractSet[str], facts: Mapping[str, HostFacts | None]) -> list[Metric]:
     """`facts` has every known host; None for one that has told none, or whose facts have lapsed."""
-
-    def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(name, text, labels=labels)
-
     alive = {host.id for host in living}
-    states = gauge("furrow_hosts", "Hosts of the farm, by state.", "state")
+    states = _gauge("furrow_hosts", "Hosts of the farm, by state.", "state")
     states.add_metric(["alive"], len(alive - drained))
     states.add_metric(["drained"], len(alive & drained))
     states.add_metric(["away"], len(facts.keys() - alive))
-    up = gauge("furrow_host_up", "1 while the host's agent has a heartbeat; absent of a drained host without.", "host")
-    version = gauge("furrow_host_info", "Furrow's version on the host.", "host", "version")
-    clock = gauge("furrow_host_clock_offset_seconds", "The host's clock minus that of Redis.", "host")
-    trip = gauge("furrow_host_redis_round_trip_seconds", "Fastest of a few round trips from the host to Redis.", "host")
-    free = gauge("furrow_host_free_bytes", "Free space of a folder that the host writes.", "host", "folder")
+    up = _gauge("furrow_host_up", "1 while the host's agent has a heartbeat; absent of a drained host without.", "host")
+    version = _gauge("furrow_host_info", "Furrow's version on the host.", "host", "version")
+    clock = _gauge("furrow_host_clock_offset_seconds", "The host's clock minus that of Redis.", "host")
+    trip = _gauge(
+        "furrow_host_redis_round_trip_seconds", "Fastest of a few round trips from the host to Redis.", "host"
+    )
+    free = _gauge("furrow_host_free_bytes", "Free space of a folder that the host writes.", "host", "folder")
     for name, own in facts.items():
         if name in alive or name not in drained:
             up.add_metric([name], name in alive)
@@ -177,15 +178,13 @@ def of_hosts(living: Sequence[Host], drained: AbstractSet[str], facts: Mapping[s
 
 def of_ranks(overviews: Sequence[health.Overview]) -> list[Metric]:
     """The commands of ranks that have a heartbeat."""
-    labels = ["model_name", "engine", "rank", "host"]
-    age = GaugeMetricFamily("furrow_rank_command_seconds", "Age of the rank's command; 0 between two.", labels=labels)
-    stalled = GaugeMetricFamily(
-        "furrow_rank_stalled_seconds", "Time since the rank got on in its command; 0 between two.", labels=labels
+    labels = ("model_name", "engine", "rank", "host")
+    age = _gauge("furrow_rank_command_seconds", "Age of the rank's command; 0 between two.", *labels)
+    stalled = _gauge(
+        "furrow_rank_stalled_seconds", "Time since the rank got on in its command; 0 between two.", *labels
     )
-    progress = GaugeMetricFamily(
-        "furrow_rank_progress", "A number that changes as the rank gets on in its command.", labels=labels
-    )
-    slow = GaugeMetricFamily("furrow_rank_slow", "1 while the other ranks of its group wait for it.", labels=labels)
+    progress = _gauge("furrow_rank_progress", "A number that changes as the rank gets on in its command.", *labels)
+    slow = _gauge("furrow_rank_slow", "1 while the other ranks of its group wait for it.", *labels)
     for one in overviews:
         for replica in one.replicas:
             for rank, beat in enumerate(replica.beats):
@@ -239,8 +238,8 @@ class FarmCollector(Collector):
         letters = run_every(client, [count_letters(one.model) for one in overviews])
         facts = facts_of_all(client, farm.known_hosts(client))
         drained = farm.drained_hosts(client)
-        used = GaugeMetricFamily("furrow_redis_used_bytes", "Memory that Redis uses.", labels=["server"])
-        most = GaugeMetricFamily("furrow_redis_max_bytes", "Its maxmemory; 0: none is set.", labels=["server"])
+        used = _gauge("furrow_redis_used_bytes", "Memory that Redis uses.", "server")
+        most = _gauge("furrow_redis_max_bytes", "Its maxmemory; 0: none is set.", "server")
         for server in server_memory(client):
             used.add_metric([server.address], server.used)
             most.add_metric([server.address], server.most)

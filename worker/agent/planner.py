@@ -32,9 +32,6 @@ EXPIRE_EVERY_S = 1.0
 REST_S = 1.0
 """Interval of the turns while nothing is to be done. A turn takes four round trips."""
 
-Report = Callable[[str, str, str], None]
-"""Reports that a replica can't be placed: (model, replica, why)."""
-
 
 def _first_model(view: FarmView) -> str | None:
     """The model that is placed before its need is known, so that no start waits for it: the only one that is desired,
@@ -52,7 +49,7 @@ def _first_model(view: FarmView) -> str | None:
 class Planner:
     """Stateless but for its clock: any agent may take over in the next turn."""
 
-    def __init__(self, client: SyncRedis, unplaceable: Report) -> None:
+    def __init__(self, client: SyncRedis, unplaceable: Callable[[str, str, str], None]) -> None:
         self._client = client
         self._unplaceable = unplaceable
         self._need_finder, self._assets_finder = Finder(need_apart), Finder(assets_of)

@@ -136,7 +136,6 @@ class RankExits:
         host_id: str,
         replicas: HostReplicas,
         reporter: Reporter,
-        kills: MemoryKills | None = None,
     ) -> None:
         self._client = client
         self._supervisor = supervisor
@@ -144,7 +143,7 @@ class RankExits:
         self._replicas = replicas
         self._reporter = reporter
         self._untold: deque[DeathNotice] = deque()
-        self._kills = kills or MemoryKills(unclaimed_from=supervisor.records.get(KILLS))
+        self._kills = MemoryKills(unclaimed_from=supervisor.records.get(KILLS))
 
     def tell_late(self) -> None:
         """Write the exits that could not be written while Redis was away."""

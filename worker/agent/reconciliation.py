@@ -12,12 +12,13 @@ from control.engines import OWN
 from control.host_memory import is_all
 from control.messages import Assignment
 from control.placement import farm
+from control.placement.rollout import Place
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from control.replicas import health, lease
 from control.sizes import in_words
-from worker.agent.host_replicas import HostReplicas, HostView, Place, Reporter
+from worker.agent.host_replicas import HostReplicas, HostView, Reporter
 from worker.agent.needs import Finder, need_apart
 from worker.agent.replica import ReplicaProcesses
 from worker.external.host import engine_need

@@ -6,7 +6,7 @@ import queue
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ from control.process import python_command
 from control.replicas.health import Beat
 from control.replicas.memory_deaths import Occupant
 from control.version import VERSION
-from worker.agent.standby import Preparation, Standby, rank_environment
+from worker.agent.standby import Standby, StandbyModel, rank_environment
 from worker.agent.supervision.client import ChildProcess, SupervisorClient
 from worker.agent.supervision.wire import AT_ONCE, Ending, Tag
 from worker.external.engine import ENGINE_RANK, Address, Launch
@@ -86,22 +86,13 @@ class Failure:
 
 
 @dataclass
-class ReplicaProcesses:
-    """One replica's processes, children of the host's supervisor."""
+class ReplicaState:
+    """What an agent records of one replica, for the next agent of the host. Times are of the monotonic clock, which all
+    processes of a host share."""
 
     assignment: Assignment
     folder: str
-    host_id: str
-    redis_url: str
-    supervisor: SupervisorClient
-    exits: queue.SimpleQueue[Exit] | queue.SimpleQueue[Exit | None]
-    standby: Standby | None = None
-    """The host's standby, from which ranks are forked; shared with other replicas."""
-    processes: dict[int, ChildProcess] = field(default_factory=dict)
-    outdated: set[int] = field(default_factory=set)
-    """Pids of ranks that were ended because they run another version; these ends are no failures."""
-    compiles: bool = False
-    """True once a process was started that compiles the ranks' library."""
+    _: KW_ONLY
     attempts: int = 0
     due: float = 0.0
     served: bool = False
@@ -123,17 +114,34 @@ class ReplicaProcesses:
     memory: dict[int, int] = field(default_factory=dict)
     """By rank, the most bytes that a process of it was seen to use."""
 
+
+@dataclass
+class ReplicaProcesses(ReplicaState):
+    """One replica's processes, children of the host's supervisor."""
+
+    host_id: str
+    redis_url: str
+    supervisor: SupervisorClient
+    exits: queue.SimpleQueue[Exit] | queue.SimpleQueue[Exit | None]
+    standby: Standby | None = None
+    """The host's standby, from which ranks are forked; shared with other replicas."""
+    processes: dict[int, ChildProcess] = field(default_factory=dict)
+    outdated: set[int] = field(default_factory=set)
+    """Pids of ranks that were ended because they run another version; these ends are no failures."""
+    compiles: bool = False
+    """True once a process was started that compiles the ranks' library."""
+
     @property
     def place(self) -> tuple[str, str]:
         return self.assignment.spec.name, self.assignment.replica
 
     @property
-    def preparation(self) -> Preparation | None:
+    def preparation(self) -> StandbyModel | None:
         """The model that a standby prepares for a rank of this replica; None for an external engine's."""
         assignment = self.assignment
         if assignment.spec.engine != OWN:
             return None
-        return Preparation(self.folder, assignment.spec.dtype, assignment.devices[0], 0 in assignment.ranks)
+        return StandbyModel(self.folder, assignment.spec.dtype, assignment.devices[0], 0 in assignment.ranks)
 
     @property
     def draining(self) -> bool:

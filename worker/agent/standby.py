@@ -32,7 +32,7 @@ that it was asked to prepare, which follows as JSON."""
 TAG: Tag = {"kind": "standby", "version": VERSION}
 
 
-class Preparation(NamedTuple):
+class StandbyModel(NamedTuple):
     """A model whose code a standby imports: its folder, and how ranks of this host serve it."""
 
     folder: str
@@ -46,15 +46,15 @@ class Prepare(msgspec.Struct):
     """The line that asks a standby to prepare a model, in the `background` beside ranks that serve. It releases what it
     made for models that are not `in_use`."""
 
-    model: Preparation
+    model: StandbyModel
     background: bool
-    in_use: list[Preparation]
+    in_use: list[StandbyModel]
 
 
 StandbyState = Literal["off", "starting", "ready"]
 
 
-def ready_line(model: Preparation | None = None) -> bytes:
+def ready_line(model: StandbyModel | None = None) -> bytes:
     """A line as READY describes."""
     return READY.encode() + (b" " + msgspec.json.encode(model) if model else b"") + b"\n"
 
@@ -73,8 +73,8 @@ class Standby:
         self._redis_url = redis_url
         self._supervisor = supervisor
         self._process: ChildProcess | None = None
-        self._asked: set[Preparation] = set()
-        self._in_use: set[Preparation] = set()
+        self._asked: set[StandbyModel] = set()
+        self._in_use: set[StandbyModel] = set()
         self._background = self._told = False
         self._due = self._await_by = 0.0
 
@@ -87,11 +87,11 @@ class Standby:
         return "ready" if READY in process.said and self._asked <= self._prepared else "starting"
 
     @property
-    def _prepared(self) -> set[Preparation]:
+    def _prepared(self) -> set[StandbyModel]:
         """The models that the process has said it has prepared."""
         said = self._process.said if self._process is not None else []
         models = [line.removeprefix(f"{READY} ") for line in said if line != READY]
-        return {msgspec.json.decode(model, type=Preparation) for model in models}
+        return {msgspec.json.decode(model, type=StandbyModel) for model in models}
 
     def adopt(self, process: ChildProcess) -> None:
         """Keep the standby that an earlier agent started; one of another version ends."""
@@ -101,7 +101,7 @@ class Standby:
         log.info("standby adopted", pid=process.pid, action="adopt")
         self._process = process
 
-    def tend(self, models: Collection[Preparation] = (), *, serving: bool) -> None:
+    def tend(self, models: Collection[StandbyModel] = (), *, serving: bool) -> None:
         """Note that it is ready, or has died; start one when there is none, which prepares `models`, those in use.
 
         Beside ranks that are `serving` it imports and prepares at low priority.
@@ -124,7 +124,7 @@ class Standby:
                 for model in sorted(self._in_use - self._prepared):
                     self._prepare(model, background=True)
 
-    def awaited(self, model: Preparation) -> bool:
+    def awaited(self, model: StandbyModel) -> bool:
         """True while a rank of `model` is to wait for it: its imports are sooner over than the rank's own would be.
 
         The rank waits for the model's code alone. The first leader makes its own vocabulary beside the weights, and the
@@ -164,7 +164,7 @@ class Standby:
         self._process = self._supervisor.spawn(command, environment, TAG, AT_ONCE, channel=True)
         log.info("standby started", pid=self._process.pid, action="standby_start")
 
-    def _prepare(self, model: Preparation, background: bool) -> None:
+    def _prepare(self, model: StandbyModel, background: bool) -> None:
         assert self._process is not None
         try:
             in_use = sorted(self._in_use | {model})

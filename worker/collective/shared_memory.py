@@ -75,11 +75,6 @@ class Segment:
         return ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
 
-def slot_offset(rank: int, round_number: int) -> int:
-    """The offset in the segment at which the rank writes its data of that round."""
-    return HEADER_BYTES + (2 * rank + round_number % 2) * SLOT_BYTES
-
-
 # --- The other processes ---------------------------------------------------------------------------------------------
 
 # The other ranks' processes on this host, as descriptors (pidfds) that become readable when a process ends.

@@ -6,7 +6,7 @@ is not encoded here when a row first holds a part of it."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ LOST = "An image of the request is gone: Redis has lost it. Send the request aga
 
 
 @dataclass(frozen=True)
-class Segment:
+class _PositionRun:
     """Positions [start, stop) of a sequence in a row: text, or with `columns` an image of so many tokens a row. The
     first token has the position `first`."""
 
@@ -45,16 +45,16 @@ class SequenceImages:
 
     def __init__(self, images: Sequence[StepImage], grid: Callable[[int, int], tuple[int, int]]) -> None:
         self.images = list(images)
-        self._segments: list[Segment] = []
+        self._segments: list[_PositionRun] = []
         index = position = 0
         for image in self.images:
             rows, columns = grid(image.height, image.width)
-            self._segments.append(Segment(index, image.start, position))
+            self._segments.append(_PositionRun(index, image.start, position))
             position += image.start - index
             index = image.start + image.count
-            self._segments.append(Segment(image.start, index, position, columns))
+            self._segments.append(_PositionRun(image.start, index, position, columns))
             position += max(rows, columns)
-        self._segments.append(Segment(index, 1 << 62, position))
+        self._segments.append(_PositionRun(index, 1 << 62, position))
 
     def axes(self, start: int, stop: int) -> Integers:
         """Positions in time, height and width of the tokens [start, stop): (3, stop - start) int64."""
@@ -112,9 +112,7 @@ class EngineImages:
     def fault(self, images: Iterable[StepImage], rows: Sequence[StepRow], most: int | None) -> str | None:
         """The reason why a command can't be run, None if it can: placeholders that are no image's, or the other way
         round, or rows above `most` tokens or that end inside an image which has to be whole."""
-        by_sid: dict[int, list[StepImage]] = {}
-        for image in images:
-            by_sid.setdefault(image.sid, []).append(image)
+        by_sid = _by_sid(images)
         for sid, new in by_sid.items():
             if why := unfit(new, self._tower.grid):
                 return f"sequence {sid}: {why}"
@@ -133,10 +131,7 @@ class EngineImages:
         return None
 
     def add(self, images: Iterable[StepImage]) -> None:
-        by_sid: dict[int, list[StepImage]] = {}
-        for image in images:
-            by_sid.setdefault(image.sid, []).append(image)
-        self._sequences |= {sid: SequenceImages(new, self._tower.grid) for sid, new in by_sid.items()}
+        self._sequences |= {sid: SequenceImages(new, self._tower.grid) for sid, new in _by_sid(images).items()}
 
     def drop(self, sids: Iterable[int]) -> None:
         for sid in sids:
@@ -166,16 +161,10 @@ class EngineImages:
         parts: list[Integers] = []
         sees_ahead = False
         for row in rows:
-            start = row.offset
-            stop = row.offset + len(row.tokens)
-            ends = np.arange(start + 1, stop + 1)
-            sequence = self._sequences.get(row.sid)
-            for image in sequence.images if sequence is not None else ():
-                begin = max(image.start, start)
-                end = min(image.start + image.count, stop)
-                if begin < end:
-                    ends[begin - start : end - start] = end
-                    sees_ahead = True
+            ends = np.arange(row.offset + 1, row.offset + len(row.tokens) + 1)
+            for _, begin, end in self._parts(row):
+                ends[begin - row.offset : end - row.offset] = end
+                sees_ahead = True
             parts.append(ends)
         return np.concatenate(parts) if sees_ahead else None
 
@@ -187,19 +176,12 @@ class EngineImages:
         layers: list[NDArray[Any]] = []
         first = 0
         for row in rows:
-            sequence = self._sequences.get(row.sid)
-            start = row.offset
-            stop = row.offset + len(row.tokens)
-            for image in sequence.images if sequence is not None else ():
-                begin = max(image.start, start)
-                end = min(image.start + image.count, stop)
-                if begin >= end:
-                    continue
+            for image, begin, end in self._parts(row):
                 features = self._features(image, collective)
                 if features is None:
                     self.failures[row.sid] = LOST
                     continue
-                places.append(np.arange(first + begin - start, first + end - start))
+                places.append(np.arange(begin, end) + first - row.offset)
                 part = slice(begin - image.start, end - image.start)
                 embedded.append(features.rows[part])
                 layers.append(features.layers[:, part])
@@ -208,6 +190,15 @@ class EngineImages:
         if not places:
             return None
         return ImageRows(np.concatenate(places), np.concatenate(embedded), np.concatenate(layers, axis=1))
+
+    def _parts(self, row: Row) -> Iterator[tuple[StepImage, int, int]]:
+        """The images of which a row has a part, with the positions at which the part begins and ends."""
+        sequence = self._sequences.get(row.sid)
+        for image in sequence.images if sequence is not None else ():
+            begin = max(image.start, row.offset)
+            end = min(image.start + image.count, row.offset + len(row.tokens))
+            if begin < end:
+                yield image, begin, end
 
     def _features(self, image: StepImage, collective: Collective) -> Features | None:
         encoded = self._encoded.get(image.digest)
@@ -268,3 +259,10 @@ def unfit(images: Sequence[StepImage | PromptImage], grid: Callable[[int, int], 
             return f"the image at {image.start} begins before position {end}, where the one before it ends"
         end = image.start + image.count
     return None
+
+
+def _by_sid(images: Iterable[StepImage]) -> dict[int, list[StepImage]]:
+    by_sid: dict[int, list[StepImage]] = {}
+    for image in images:
+        by_sid.setdefault(image.sid, []).append(image)
+    return by_sid

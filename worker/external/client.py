@@ -18,7 +18,7 @@ import httpx
 import msgspec
 import structlog
 
-from worker.external.engine import Address, Engine, EngineStats, Part, Piece
+from worker.external.engine import Address, EngineStats, ExternalEngine, Part, Piece
 
 log = structlog.get_logger()
 logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request, else
@@ -51,7 +51,7 @@ class Output:
 class EngineClient:
     """One engine's connections. A context manager; the methods are for one other thread."""
 
-    def __init__(self, engine: Engine, address: Address) -> None:
+    def __init__(self, engine: ExternalEngine, address: Address) -> None:
         self._engine = engine
         self._address = address
         self._outputs: SimpleQueue[Output] = SimpleQueue()

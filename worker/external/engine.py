@@ -119,7 +119,7 @@ class EngineStats:
     """Tokens that it found in its prefix cache since its start; None also where its answers say how many."""
 
 
-class Engine(ABC):
+class ExternalEngine(ABC):
     """An external engine's interface. An object of it serves one piece after another; it has no state but its model."""
 
     name: ClassVar[str]

@@ -23,7 +23,7 @@ from control.errors import SettingsError
 from control.messages import ModelSpec
 from control.placement.need import ModelNeed, RankNeed
 from control.settings import host_id
-from worker.external.engine import Address, Engine, Launch
+from worker.external.engine import Address, ExternalEngine, Launch
 from worker.external.llama_server import LlamaServer
 from worker.external.sglang import Sglang
 from worker.external.vllm import Vllm
@@ -32,7 +32,7 @@ VARIABLE = "FURROW_ENGINES"
 """Environment variable of a worker: the settings of each engine by its name, as JSON."""
 ADDRESS_VARIABLE = "FURROW_ENGINE_ADDRESS"
 """Environment variable of a leader: where its engine listens."""
-CLASSES: Mapping[str, type[Engine]] = {one.name: one for one in (Vllm, Sglang, LlamaServer)}
+CLASSES: Mapping[str, type[ExternalEngine]] = {one.name: one for one in (Vllm, Sglang, LlamaServer)}
 LAST_LINES = 4
 """Of an engine's log, without the indented ones of a traceback: they say why it ended."""
 LAST_BYTES = 8192

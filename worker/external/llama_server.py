@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from control.messages import TokenLogprobs
-from worker.external.engine import Engine, EngineStats, Launch, Part, Piece, choice_grammar, options, whole
+from worker.external.engine import EngineStats, ExternalEngine, Launch, Part, Piece, choice_grammar, options, whole
 
 _CONTEXT = 4096
 """Positions of a sequence where neither the model's specification nor an option says how many."""
 
 
-class LlamaServer(Engine):
+class LlamaServer(ExternalEngine):
     name = "llama-server"
     version = ("/props", "build_info")
     socket_option = "--host"

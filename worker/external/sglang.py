@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from control.messages import TokenLogprobs
-from worker.external.engine import Engine, EngineStats, Launch, Part, Piece, options, whole
+from worker.external.engine import EngineStats, ExternalEngine, Launch, Part, Piece, options, whole
 
 
-class Sglang(Engine):
+class Sglang(ExternalEngine):
     name = "sglang"
     version = ("/server_info", "version")
     context_option = "context-length"

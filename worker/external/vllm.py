@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from control.messages import Grammar, TokenLogprobs
-from worker.external.engine import Engine, EngineStats, Launch, Part, Piece, options, whole
+from worker.external.engine import EngineStats, ExternalEngine, Launch, Part, Piece, options, whole
 
 _PREFIX = "token_id:"
 """Before the number of a token in log probabilities, with `return_tokens_as_token_ids`."""
@@ -21,7 +21,7 @@ _PROCESSES = 3 << 29
 """Memory of its processes on CPUs beside weights and KV memory: libraries, tokenizers, activations."""
 
 
-class Vllm(Engine):
+class Vllm(ExternalEngine):
     name = "vllm"
     version = ("/version", "version")
     socket_option = "--uds"

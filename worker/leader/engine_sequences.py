@@ -17,7 +17,7 @@ from control.errors import RequestTooLarge
 from control.messages import Sampling, TokenLogprobs
 from control.requests import ANY_TOKENS
 from worker.external.client import EngineClient, Output
-from worker.external.engine import Engine, Piece, seed_of
+from worker.external.engine import ExternalEngine, Piece, seed_of
 from worker.rank.heartbeat import Deadlines
 from worker.scheduling.sequence import Flow, Sequence, SequenceState
 
@@ -73,7 +73,7 @@ class EngineSequences:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ExternalEngine,
         client: EngineClient,
         most: int,
         context: int,

@@ -87,7 +87,6 @@ class GroupLeader(Leader):
         assets: ModelAssets,
         rank_worker: RankWorker,
         address: str,
-        limits: LeaderLimits | None = None,
         counters: Counters | None = None,
     ) -> None:
         spec = assignment.spec
@@ -97,7 +96,7 @@ class GroupLeader(Leader):
         self._assets = assets
         self._rank_worker = rank_worker
         self._address = address
-        self._limits = limits or limits_on(rank_worker.device)
+        self._limits = limits_on(rank_worker.device)
         vocabulary = vocabulary_of(assets)
         self._decode = vocabulary.decode
         self._grammars = Grammars(vocabulary.for_grammars, assets.eos_ids)

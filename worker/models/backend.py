@@ -33,7 +33,7 @@ def _kernels(model: ServedModel) -> list[str]:
     tower, a pooler."""
     if not model.uses_torch:
         return [*_compiled(model), f"numpy {np.__version__}"]
-    from worker.models.torch.backend import cpu, gpu  # only here: torch was imported for the model
+    from worker.models.torch.device import cpu, gpu  # only here: torch was imported for the model
 
     if model.device != "cpu":
         return gpu(model)

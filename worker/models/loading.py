@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ from worker.repository.fingerprint import fingerprint
 from worker.repository.kinds import kinds_of
 from worker.repository.multimodal import part_of
 from worker.repository.pooling import is_encoder, pooling_of
-from worker.selftest.shapes import of_config
+from worker.selftest.shapes import Shapes, of_config
 from worker.weights.cache import WeightCache, subject_of
 from worker.weights.checkpoint import StoredTensors
 from worker.weights.quantizer import Quantizer
@@ -94,60 +94,45 @@ def load(
     ones. Ranks exchange nothing, so each may load at its own speed. Raises ModelFilesError,
     UnsupportedArchitecture or SettingsError."""
     files = source if isinstance(source, ModelFiles) else inspect(source)
-    attempt = partial(_load, files, collective, dtype, quant, dequantize, kv_type, device, tell, cache, tuple(shares))
-    try:
-        return attempt(every_kind=False)
-    except KindMissing as missing:
-        log.warning("loading again with every kind of weights", reason=str(missing), action="load_again")
-        return attempt(every_kind=True)
-
-
-def _load(
-    files: ModelFiles,
-    collective: Collective,
-    dtype: str,
-    quant: str | None,
-    dequantize: bool,
-    kv_type: str | None,
-    device: str,
-    tell: Callable[[float], None],
-    cache: WeightCache | None,
-    shares: tuple[int, ...],
-    *,
-    every_kind: bool,
-) -> ServedModel:
-    """`every_kind`: with a C++ library for all kinds of weights, not for those alone that the files promise. Raises
-    KindMissing without it."""
+    config = files.config
+    ranks = collective.world_size
     if shares:
-        validation.check_shares(files.config, shares, collective.world_size, quant)
+        validation.check_shares(config, shares, ranks, quant)
     else:
-        validation.check(files.config, collective.world_size, quant=quant)
+        validation.check(config, ranks, quant=quant)
     check_quant(quant, dtype, [device])
     if kv_type is not None:
         check_kv_type(kv_type, dtype, [device])
-    quantized.check(files.config, files.tensors, sum(shares) or collective.world_size, [device])
-    validation.check_devices(files.config, [device])
-    stored = resolve_dtype(dtype, device, files.config)
-    chosen = computed_in(stored, device)
+    quantized.check(config, files.tensors, sum(shares) or ranks, [device])
+    validation.check_devices(config, [device])
     shard = Shard(
         files=files,
         link=Link(collective),
-        dtype=chosen,
-        storage=None if stored == chosen else stored,
+        stored=resolve_dtype(dtype, device, config),
         device=device,
         quant=quant,
         dequantize=dequantize,
         kv_type=kv_type,
         tell=tell,
-        shares=shares,
+        shares=tuple(shares),
     )
-    kinds = None if every_kind else kinds_of(files, quant, dequantize, dtype)
-    shapes = None if is_encoder(files.config) else of_config(files.config, dtype, collective.world_size)
-    if may_be_native(files.config, chosen, device):
+    shapes = None if is_encoder(config) else of_config(config, dtype, ranks)
+    try:
+        return _load(shard, kinds_of(files, quant, dequantize, dtype), shapes, cache)
+    except KindMissing as missing:
+        log.warning("loading again with every kind of weights", reason=str(missing), action="load_again")
+        return _load(shard, None, shapes, cache)
+
+
+def _load(shard: Shard, kinds: frozenset[str] | None, shapes: Shapes | None, cache: WeightCache | None) -> ServedModel:
+    """`kinds`: those of weights for which the C++ library is compiled, as the files promise them; None: all. Raises
+    KindMissing where they are not enough."""
+    config = shard.files.config
+    if may_be_native(config, shard.dtype, shard.device):
         threads = threads_here(kinds, shapes)
         try:
             require(threads is not None, reason_missing())
-            model = _meta_model(files.config, collective.world_size)
+            model = _meta_model(config, shard.link.collective.world_size)
         except NotNative as reason:
             log.info("torch runs the forward", reason=str(reason), action="choose_forward")
         else:
@@ -156,17 +141,18 @@ def _load(
             if served is not None:
                 return served
             log.warning("loading again with transformers", action="load_again")
-    if kv_type not in (None, "auto") and STORED_TYPES[kv_type].element != chosen:
+    kv_type = shard.kv_type
+    if kv_type not in (None, "auto") and STORED_TYPES[kv_type].element != shard.dtype:
         raise SettingsError(
-            f"--kv-type {kv_type}: torch computes this model, and stores keys and values in {chosen.name}. Leave "
+            f"--kv-type {kv_type}: torch computes this model, and stores keys and values in {shard.dtype.name}. Leave "
             "--kv-type out."
         )
-    if shares:
-        raise UnsupportedArchitecture(f"Ranks with the shares {list(shares)} need a model that C++ computes.")
+    if shard.shares:
+        raise UnsupportedArchitecture(f"Ranks with the shares {list(shard.shares)} need a model that C++ computes.")
     torch_part.check("torch computes this model")
     from worker.models.torch import loading as torch_loading  # only here: it imports torch
 
-    return torch_loading.load(shard, stored, kinds, shapes)
+    return torch_loading.load(shard, kinds, shapes)
 
 
 def _native(shard: Shard, model: CausalModel, threads: Threads, cache: WeightCache | None) -> ServedModel | None:
@@ -176,7 +162,7 @@ def _native(shard: Shard, model: CausalModel, threads: Threads, cache: WeightCac
     group = shard.link.collective
     if cache is None or not cache.on or pooling_of(files.config) is not None:
         return _served(shard, _filled(shard, model, threads)[0], threads)
-    made_of = fingerprint(files, (shard.storage or shard.dtype).name, shard.quant, shard.dequantize)
+    made_of = fingerprint(files, shard.stored.name, shard.quant, shard.dequantize)
     subject = subject_of(files.weights, made_of, shard.quant, group.rank, group.world_size, threads, shard.shares)
     cached: tuple[CausalModel, Quantizer | None] | None = cache.read(subject, threads, shard.link, shard.tell)
     if cached is not None:

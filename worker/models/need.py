@@ -29,7 +29,7 @@ from worker.models.native.linear import PackedLinear, runs
 from worker.models.native.module import NotNative
 from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.scratch import scratch_bytes
-from worker.models.shard import Shard, computed_in, may_be_native, open_checkpoint, resolve_dtype
+from worker.models.shard import Shard, may_be_native, open_checkpoint, resolve_dtype
 from worker.native.host import panel_outputs, thread_count, unavailable
 from worker.repository import multimodal, validation
 from worker.repository.config_fields import fields_of
@@ -85,13 +85,10 @@ def rank_need(
     runs it, this one's by default. `shares`: by rank, as of `ShardPlan`. Raises ModelFilesError,
     UnsupportedArchitecture, SettingsError as a load does."""
     config = files.config
-    stored = resolve_dtype(dtype, device, config)
-    chosen = computed_in(stored, device)
     shard = Shard(
         files=files,
         link=Link(_Seat(rank, tp)),
-        dtype=chosen,
-        storage=None if stored == chosen else stored,
+        stored=resolve_dtype(dtype, device, config),
         device=device,
         quant=quant,
         dequantize=dequantize,
@@ -101,7 +98,7 @@ def rank_need(
     )
     context = validation.context_length(config)
     context = min(context, max_context or context)
-    tower = _tower_bytes(files, chosen)
+    tower = _tower_bytes(files, shard.dtype)
     model = _filled(shard)
     if model is None:
         return _of_torch(shard, kv_tokens or context, tower)

@@ -246,10 +246,8 @@ class Shard:
 
     files: ModelFiles
     link: Link
-    dtype: np.dtype[Any]
-    """Of products and activations."""
-    storage: np.dtype[Any] | None
-    """The type of 16 bits to which matrices are rounded; None: kept as they are stored."""
+    stored: np.dtype[Any]
+    """The type in which matrices are to be kept, of `resolve_dtype`."""
     device: str
     quant: str | None
     dequantize: bool
@@ -258,6 +256,16 @@ class Shard:
     """Of a model that C++ computes; None: keys and values are stored as they are computed."""
     shares: tuple[int, ...] = ()
     """By rank, as of `ShardPlan`."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of products and activations."""
+        return computed_in(self.stored, self.device)
+
+    @property
+    def storage(self) -> np.dtype[Any] | None:
+        """The type of 16 bits to which matrices are rounded; None: kept as they are stored."""
+        return None if self.stored == self.dtype else self.stored
 
     @property
     def recurrence(self) -> Recurrence | None:

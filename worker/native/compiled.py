@@ -48,7 +48,7 @@ FOLDER = Path(__file__).parent / "built"
 
 
 @dataclass(frozen=True)
-class Variant:
+class InstructionSet:
     """A set of instructions: its name, the processor's flags that it needs as Linux lists them, and the compiler's
     arguments."""
 
@@ -60,27 +60,27 @@ class Variant:
 _AVX2 = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
-VARIANTS: dict[str, tuple[Variant, ...]] = {
+VARIANTS: dict[str, tuple[InstructionSet, ...]] = {
     "x86_64": (
-        Variant("avx512-vnni", (*_AVX512, "avx512_vnni"), ("-mcpu=x86_64_v4+avx512vnni",)),
-        Variant("avx512", _AVX512, ("-mcpu=x86_64_v4",)),
-        Variant("avx2-vnni", (*_AVX2, "avx_vnni"), ("-mcpu=x86_64_v3+avxvnni",)),
-        Variant("avx2", _AVX2, ("-mcpu=x86_64_v3",)),
+        InstructionSet("avx512-vnni", (*_AVX512, "avx512_vnni"), ("-mcpu=x86_64_v4+avx512vnni",)),
+        InstructionSet("avx512", _AVX512, ("-mcpu=x86_64_v4",)),
+        InstructionSet("avx2-vnni", (*_AVX2, "avx_vnni"), ("-mcpu=x86_64_v3+avxvnni",)),
+        InstructionSet("avx2", _AVX2, ("-mcpu=x86_64_v3",)),
     ),
     "aarch64": (
-        Variant("neon-i8mm", ("asimddp", "i8mm"), ("-mcpu=generic+dotprod+i8mm",)),
-        Variant("neon-dot", ("asimddp",), ("-mcpu=generic+dotprod",)),
-        Variant("neon", ("asimd",), ("-mcpu=generic",)),
+        InstructionSet("neon-i8mm", ("asimddp", "i8mm"), ("-mcpu=generic+dotprod+i8mm",)),
+        InstructionSet("neon-dot", ("asimddp",), ("-mcpu=generic+dotprod",)),
+        InstructionSet("neon", ("asimd",), ("-mcpu=generic",)),
     ),
-    "arm64": (Variant("neon-dot", (), ("-mcpu=apple_m1",)),),  # as macOS calls it, which lists no flags here
+    "arm64": (InstructionSet("neon-dot", (), ("-mcpu=apple_m1",)),),  # as macOS calls it, which lists no flags here
 }
 """By machine, the best first. The sources use no instructions for products of 16-bit floats."""
 
-ANY = Variant("any", (), ())
+ANY = InstructionSet("any", (), ())
 """Of a source that is compiled alike for all processors of a machine."""
 
 
-def file_name(source: Path, variant: Variant) -> str:
+def file_name(source: Path, variant: InstructionSet) -> str:
     """The name of the library of this version of a source."""
     return f"{source.stem}-{digest(source)}-{variant.name}.so"
 
@@ -308,8 +308,7 @@ def _load(
         if compiler is None:
             return needed, None
         try:
-            folder = cache_files.folder("compiled")
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = cache_files.made_folder("compiled")
         except OSError:  # a home that can't be written to: compiled anew by each process
             folder = None
         with _alone(folder), tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as scratch:

@@ -41,7 +41,7 @@ LEARN_EVERY = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedCounts:
     """Requests that run; tokens, first tokens, and the sum of the times to these, since the counters began."""
 
     running: int = 0
@@ -178,10 +178,10 @@ class Progress:
         return seconds
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ServedCounts:
         """The counts of requests; only a leader has any."""
         *firsts, seconds = self._counters.read(series.TO_FIRST_TOKEN)
-        return Served(
+        return ServedCounts(
             running=int(self._counters.read(series.RUNNING)[0]),
             tokens=int(self._counters.read(series.GENERATION_TOKENS)[0]),
             first_tokens=int(sum(firsts)),

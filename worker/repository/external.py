@@ -14,7 +14,7 @@ from control.errors import ModelFilesAway, ModelFilesError, UnsupportedArchitect
 from control.messages import ModelAssets, ModelSpec
 from worker.repository.assets import assets_of, check_tokenizer
 from worker.repository.config_fields import read_object
-from worker.repository.files import ModelFiles, is_gguf, weight_files
+from worker.repository.files import ModelFiles, files_of, is_gguf
 from worker.repository.fingerprint import fingerprints
 from worker.repository.gguf.configuration import configuration
 from worker.repository.pooling import MODULES, described
@@ -77,20 +77,8 @@ def check_adapter_files(spec: ModelSpec) -> None:
 def _folder_files(folder: Path) -> ModelFiles:
     config = read_object(folder / "config.json", required=True)
     text = config.get("text_config")
-    tokenizer = folder / "tokenizer.json"
-    if not tokenizer.is_file():
-        raise ModelFilesAway(
-            f"{folder} has no tokenizer.json. Save a fast tokenizer there (`tokenizer.save_pretrained(folder)`)."
-        )
     config = config | text if isinstance(text, dict) else config
-    return ModelFiles(
-        config=described(folder, config) if (folder / MODULES).is_file() else config,
-        weights=weight_files(folder),
-        folder=folder,
-        tokenizer=tokenizer,
-        tokenizer_config=read_object(folder / "tokenizer_config.json"),
-        generation_config=read_object(folder / "generation_config.json"),
-    )
+    return files_of(folder, described(folder, config) if (folder / MODULES).is_file() else config)
 
 
 def _gguf_files(path: Path) -> ModelFiles:

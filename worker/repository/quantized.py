@@ -124,10 +124,9 @@ def _check_share(module: str, linear: QuantizedLinear, ends: tuple[int, ...], tp
             return
         ends = ()  # heads are shared evenly
     if not _shared(linear, ends, tp):
-        fitting = [str(one) for one in range(1, 65) if _shared(linear, ends, one)]
         raise UnsupportedArchitecture(
             f"{linear.weight} has {linear.inputs} inputs in groups of {linear.group}, which {tp} ranks can't share by "
-            f"whole groups. Use one of --tp {', '.join(fitting[:8])}."
+            f"whole groups. Use one of --tp {validation.fitting_ranks(lambda one: _shared(linear, ends, one))}."
         )
 
 

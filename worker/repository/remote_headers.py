@@ -10,8 +10,7 @@ from control.errors import HubUnreachable, ModelFilesError
 from worker.repository.files import INDEX, SINGLE
 from worker.repository.gguf.configuration import FACTORS
 from worker.repository.gguf.selection import choose, is_model
-from worker.repository.pooling import MODULES, module_files
-from worker.repository.source import Hub, is_final, reach, shards_of
+from worker.repository.source import Hub, failed, reach, shards_of
 from worker.weights.formats import StoredTensor
 from worker.weights.gguf import read_header
 from worker.weights.safetensors_header import HEADER_LIMIT
@@ -36,7 +35,7 @@ def headers_of(repository: str, cache: Path, gguf: str | None = None) -> Path:
         there = hub.names()
         if gguf is None and not any(map(is_model, there)):
             missing = "config.json" if config is None else SINGLE
-            raise ModelFilesError(f"{missing} is missing in repository {repository}.")
+            raise hub.missing(missing)
         parts = choose(there, gguf, f"Repository {repository}")
         folder = cache / "gguf"
         folder.mkdir()
@@ -45,19 +44,20 @@ def headers_of(repository: str, cache: Path, gguf: str | None = None) -> Path:
         return folder / Path(parts[0]).name
     for name in names:
         _safetensors(hub, name, config.parent / name)
-    for name in DESCRIPTIONS:
-        hub.fetch(name)
-    if (modules := hub.fetch(MODULES)) is not None:
-        for name in module_files(modules):
-            hub.fetch(name)
+    hub.fetch_descriptions(DESCRIPTIONS)
     (config.parent / "tokenizer.json").write_text("{}")  # a need doesn't depend on it
     return config.parent
 
 
-def _safetensors(hub: Hub, name: str, file: Path) -> None:
+def _needed_size(hub: Hub, name: str) -> int:
     size = _size(hub, name)
     if size is None:
-        raise ModelFilesError(f"{name} is missing in repository {hub.repository}.")
+        raise hub.missing(name)
+    return size
+
+
+def _safetensors(hub: Hub, name: str, file: Path) -> None:
+    size = _needed_size(hub, name)
     first = _read(hub, name, 0, min(size, FIRST_BYTES))
     length = 8 + struct.unpack("<Q", first[:8])[0] if len(first) >= 8 else size + 1
     if length > min(size, HEADER_LIMIT):
@@ -67,9 +67,7 @@ def _safetensors(hub: Hub, name: str, file: Path) -> None:
 
 
 def _gguf(hub: Hub, name: str, file: Path) -> None:
-    size = _size(hub, name)
-    if size is None:
-        raise ModelFilesError(f"{name} is missing in repository {hub.repository}.")
+    size = _needed_size(hub, name)
     content = b""
     while True:
         content += _read(hub, name, len(content), min(size, max(FIRST_BYTES, 2 * len(content))))
@@ -112,7 +110,7 @@ def _size(hub: Hub, name: str) -> int | None:
     except EntryNotFoundError:
         return None
     except Exception as error:
-        raise _failed(hub, name, error) from error
+        raise failed(f"{name} of {hub.repository} could not be read", error) from error
     return metadata.size or 0
 
 
@@ -133,13 +131,8 @@ def _read(hub: Hub, name: str, start: int, stop: int) -> bytes:
                 if len(content) >= skipped + stop - start:
                     break
     except Exception as error:
-        raise _failed(hub, name, error) from error
+        raise failed(f"{name} of {hub.repository} could not be read", error) from error
     part = bytes(content[skipped : skipped + stop - start])
     if len(part) < stop - start:
         raise HubUnreachable(f"{name} of {hub.repository} ended after {len(part)} of {stop - start} bytes.")
     return part
-
-
-def _failed(hub: Hub, name: str, error: Exception) -> ModelFilesError:
-    kind = ModelFilesError if is_final(error) else HubUnreachable
-    return kind(f"{name} of {hub.repository} could not be read ({type(error).__name__}): {error}")

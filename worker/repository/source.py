@@ -9,17 +9,23 @@ import json
 import logging
 import os
 import re
+import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from control.errors import HubNeverReached, HubUnreachable, ModelFilesAway, ModelFilesError
+from control.process import child_environment, die_with_parent, name_process, python_command
 from control.settings import host_id
-from worker.repository.download_progress import Tell
+from worker.repository.download_progress import Downloaded, Tell
 from worker.repository.files import INDEX, SINGLE, WITH_TOOLS, inspect
 from worker.repository.gguf.description import base_repository, check_described
 from worker.repository.gguf.selection import choose, is_model, names_in
@@ -223,10 +229,25 @@ class Hub:
         except EntryNotFoundError:
             return None
         except Exception as error:
-            kind = ModelFilesError if is_final(error) else HubUnreachable
-            raise kind(
-                f"{name} of {self.repository} at {self.revision} could not be fetched ({type(error).__name__}): {error}"
-            ) from error
+            raise failed(f"{name} of {self.repository} at {self.revision} could not be fetched", error) from error
+
+    def missing(self, name: str) -> ModelFilesError:
+        return ModelFilesError(f"{name} is missing in repository {self.repository} at {self.revision}.")
+
+    def need(self, name: str) -> Path:
+        """One file. Raises ModelFilesError where the repository has none of that name."""
+        path = self.fetch(name)
+        if path is None:
+            raise self.missing(name)
+        return path
+
+    def fetch_descriptions(self, names: Iterable[str]) -> None:
+        """The files `names` and those of the modules behind the model, each if there is one."""
+        for name in names:
+            self.fetch(name)
+        if (modules := self.fetch(MODULES)) is not None:
+            for name in module_files(modules):
+                self.fetch(name)
 
     def names(self) -> list[str]:
         """The GGUF files of the repository."""
@@ -235,21 +256,22 @@ class Hub:
         try:
             files = list_repo_files(self.repository, revision=self.revision)
         except Exception as error:
-            kind = ModelFilesError if is_final(error) else HubUnreachable
-            raise kind(
-                f"The files of {self.repository} at {self.revision} can't be listed ({type(error).__name__}): {error}"
-            ) from error
+            raise failed(f"The files of {self.repository} at {self.revision} can't be listed", error) from error
         return [name for name in files if name.lower().endswith(".gguf")]
 
 
-def is_final(error: Exception) -> bool:
-    """True if another try would end alike: no such repository or revision, no access, no valid name."""
+def failed(what: str, error: Exception) -> ModelFilesError:
+    """An `error` of huggingface_hub; HubUnreachable unless another try would end alike: there is no such repository or
+    revision, no access, or no valid name."""
     status = getattr(getattr(error, "response", None), "status_code", None)
-    return isinstance(error, ValueError) or (status is not None and 400 <= status < 500 and status not in (408, 429))
+    is_final = isinstance(error, ValueError) or (
+        status is not None and 400 <= status < 500 and status not in (408, 429)
+    )
+    kind = ModelFilesError if is_final else HubUnreachable
+    return kind(f"{what} ({type(error).__name__}): {error}")
 
 
 def _download(hub: Hub, gguf: str | None) -> Path:
-    at = f"in repository {hub.repository} at {hub.revision}"
     if gguf is not None:
         return _download_gguf(hub, choose(hub.names(), gguf, f"Repository {hub.repository}"))
     config = hub.fetch("config.json")
@@ -258,29 +280,19 @@ def _download(hub: Hub, gguf: str | None) -> Path:
     if (config is None or (index is None and hub.fetch(SINGLE) is None)) and any(map(is_model, names := hub.names())):
         return _download_gguf(hub, choose(names, None, f"Repository {hub.repository}"))
     if config is None:
-        raise ModelFilesError(f"config.json is missing {at}.")
+        raise hub.missing("config.json")
     shards = [SINGLE] if index is None else shards_of(index, hub.repository)
     for name in ("tokenizer.json", *shards):
-        if hub.fetch(name) is None:
-            raise ModelFilesError(f"{name} is missing {at}.")
-    for name in OPTIONAL:
-        hub.fetch(name)
-    if (modules := hub.fetch(MODULES)) is not None:
-        for name in module_files(modules):
-            hub.fetch(name)
+        hub.need(name)
+    hub.fetch_descriptions(OPTIONAL)
     return config.parent
 
 
 def _download_gguf(hub: Hub, names: list[str]) -> Path:
     """All parts of one model; a tokenizer from elsewhere only where they have none that can be read."""
-    parts: list[Path] = []
-    for name in names:
-        path = hub.fetch(name)
-        if path is None:
-            raise ModelFilesError(f"{name} is missing in repository {hub.repository} at {hub.revision}.")
-        parts.append(path)
+    first, *_ = [hub.need(name) for name in names]
     base = base_repository(hub.repository)
-    model = read_model(parts[0])
+    model = read_model(first)
     if refusal(model) is not None:
         for one in [hub, *([replace(hub, repository=base, revision="main")] if base else [])]:
             if one.fetch("tokenizer.json") is not None:
@@ -288,7 +300,7 @@ def _download_gguf(hub: Hub, names: list[str]) -> Path:
                     one.fetch(name)
                 break
     check_described(model)
-    return parts[0]
+    return first
 
 
 def shards_of(index: Path, repository: str) -> list[str]:
@@ -296,3 +308,75 @@ def shards_of(index: Path, repository: str) -> list[str]:
         return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ModelFilesError(f"{INDEX} of repository {repository} can't be read: {error!r}") from error
+
+
+# --- A download in a process of its own ------------------------------------------------------------------------------
+
+
+ERRORS: dict[str, type[ModelFilesError]] = {
+    kind.__name__: kind for kind in (ModelFilesError, ModelFilesAway, HubUnreachable, HubNeverReached)
+}
+TIDY_S = 5.0
+"""For a process that was told to end to remove the beginning of a file; then it is killed."""
+
+
+class Download:
+    """One download of the files of a repository. `run` and `cancel` are called by different threads."""
+
+    def __init__(self, repository: str, revision: str, cache: Path, gguf: str | None = None) -> None:
+        self._what = [repository, revision, str(cache), gguf or ""]
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._cancelled = False
+
+    def run(self, tell: Tell) -> Path:
+        """Wait for its end. Raises ModelFilesError. The calling thread must stay: the process ends with it."""
+        with self._lock:
+            if self._cancelled:
+                raise ModelFilesAway(f"The download of {self._what[0]} was cancelled.")
+            command = python_command("worker", "download", *self._what)
+            process = self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=child_environment()
+            )
+        assert process.stdout is not None
+        end: dict[str, Any] = {}
+        with process.stdout as lines:
+            for line in lines:
+                end = json.loads(line)
+                if "file" in end:
+                    tell(Downloaded(**end))
+        status = process.wait()
+        if "folder" in end:
+            return Path(end["folder"])
+        if "error" in end:
+            raise ERRORS[end["kind"]](end["error"])
+        raise ModelFilesAway(f"The process that downloads {self._what[0]} ended with status {status}.")
+
+    def cancel(self) -> None:
+        """End the process, if there is one, and start none. Returns at once."""
+        with self._lock:
+            self._cancelled = True
+            process = self._process
+        if process is not None and process.poll() is None:
+            process.terminate()
+            late = threading.Timer(TIDY_S, process.kill)
+            late.daemon = True
+            late.start()
+
+
+def download_here(repository: str, revision: str, cache: str, gguf: str) -> int:
+    die_with_parent()
+    name_process("furrow-download")
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(1))  # files that are open are removed on the way
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the agent decides
+
+    def say(**word: Any) -> None:
+        print(json.dumps(word), flush=True)
+
+    try:
+        folder = download(repository, revision, Path(cache), lambda progress: say(**progress._asdict()), gguf or None)
+        say(folder=str(folder))
+    except ModelFilesError as error:
+        say(error=str(error), kind=type(error).__name__)
+        return 1
+    return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
@@ -112,8 +112,12 @@ def layer_kv_heads(config: dict[str, Any]) -> list[int]:
 def is_double_wide(config: dict[str, Any], fields: Mapping[str, Any], layer: int) -> bool:
     """True if a layer's feed-forward network is twice as wide as others, as those of layers with keys and values of
     earlier ones may be. `fields`: as `config_fields.fields_of`."""
-    first = config["num_hidden_layers"] - (fields.get("num_kv_shared_layers") or 0)
-    return bool(fields.get("use_double_wide_mlp")) and layer >= first
+    return bool(fields.get("use_double_wide_mlp")) and shares_keys(config, fields, layer)
+
+
+def shares_keys(config: dict[str, Any], fields: Mapping[str, Any], layer: int) -> bool:
+    """True for a layer that reads the keys and values of an earlier one."""
+    return layer >= config["num_hidden_layers"] - (fields.get("num_kv_shared_layers") or 0)
 
 
 def recurrence(config: dict[str, Any]) -> Recurrence | None:
@@ -214,5 +218,9 @@ def _check_recurrence(config: dict[str, Any], tp: int) -> None:
 
 
 def _remedy(number: int) -> str:
-    fitting = [str(tp) for tp in range(1, min(number, MOST_RANKS) + 1) if number % tp == 0]
-    return f"Use one of --tp {', '.join(fitting[:8])}."
+    return f"Use one of --tp {fitting_ranks(lambda tp: number % tp == 0)}."
+
+
+def fitting_ranks(fits: Callable[[int], bool]) -> str:
+    """The first numbers of ranks that fit, for a remedy."""
+    return ", ".join([str(tp) for tp in range(1, MOST_RANKS + 1) if fits(tp)][:8])

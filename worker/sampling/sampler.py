@@ -159,7 +159,7 @@ class NoTokenLeft(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledToken:
     """A row's token, and its log probabilities if they were requested."""
 
     token: int
@@ -175,14 +175,14 @@ class Sampler:
 
     def sample(
         self, logits: NDArray[np.float32], rows: list[SamplingRow], best: list[int] | None = None
-    ) -> list[Sampled]:
+    ) -> list[SampledToken]:
         """One token for each row of `logits` [rows, vocabulary] (finite; not changed). `best` are their argmaxima where
         the caller has them. Raises NoTokenLeft, and ValueError for a forced token that is none."""
         if logits.ndim != 2 or logits.shape[0] != len(rows):
             raise ValueError(f"logits of shape {tuple(logits.shape)} for {len(rows)} rows")
         if best is None:
             best = self._threads.best_tokens(logits)
-        sampled = [Sampled(token) for token in best]
+        sampled = [SampledToken(token) for token in best]
         others = [index for index, row in enumerate(rows) if not row.plain or row.forced is not None or row.ranks]
         if others:
             structs = (library.Sampled * len(others))()
@@ -243,11 +243,11 @@ def _fill(struct: library.Sampled, row: SamplingRow) -> list[NDArray[Any]]:
     return arrays
 
 
-def _result(struct: library.Sampled, ranks: NDArray[np.int64], rankings: NDArray[np.float32]) -> Sampled:
+def _result(struct: library.Sampled, ranks: NDArray[np.int64], rankings: NDArray[np.float32]) -> SampledToken:
     if struct.ranked < 0:
-        return Sampled(struct.token)
+        return SampledToken(struct.token)
     best = list(zip(ranks.tolist(), rankings.tolist(), strict=True))
-    return Sampled(struct.token, TokenLogprobs(struct.logprob, best))
+    return SampledToken(struct.token, TokenLogprobs(struct.logprob, best))
 
 
 class LogitsHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -343,7 +343,7 @@ class StepLogits(Protocol):
         """Reports of those rows that are not finite throughout, by row index."""
         ...
 
-    def sample(self, indices: list[int], rows: list[SamplingRow]) -> list[Sampled]:
+    def sample(self, indices: list[int], rows: list[SamplingRow]) -> list[SampledToken]:
         """A token for each of the rows `indices`. Raises NoTokenLeft."""
         ...
 
@@ -369,7 +369,7 @@ class HostLogits:
         self._best = self._threads.best_tokens(self._logits)
         return {index: describe(self._logits[index]) for index, best in enumerate(self._best) if best == NOT_FINITE}
 
-    def sample(self, indices: list[int], rows: list[SamplingRow]) -> list[Sampled]:
+    def sample(self, indices: list[int], rows: list[SamplingRow]) -> list[SampledToken]:
         whole = len(indices) == len(self._logits)
         return self._sampler.sample(
             self._logits if whole else self._logits[indices], rows, [self._best[index] for index in indices]

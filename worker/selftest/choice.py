@@ -16,7 +16,7 @@ import structlog
 
 from control import cache as cache_files
 from worker.selftest import records, runner, switches
-from worker.selftest.records import Record, Result, Subject
+from worker.selftest.records import Circumstances, Record, Result
 from worker.selftest.runner import TRIALS, Task
 from worker.selftest.shapes import DEFAULT, Shapes, of_config
 
@@ -84,7 +84,7 @@ def _choose(device: str, shapes: Shapes, names: tuple[str, ...], tell: Callable[
         )
 
 
-def _tried(subject: Subject, task: Task, tell: Callable[[], None]) -> Record | None:
+def _tried(subject: Circumstances, task: Task, tell: Callable[[], None]) -> Record | None:
     with _alone():  # the ranks of a host start together: one tries, the others read
         record = records.read(subject)
         if record is not None:
@@ -107,13 +107,12 @@ def _tried(subject: Subject, task: Task, tell: Callable[[], None]) -> Record | N
 def _alone() -> Generator[None]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            place = cache_files.folder(records.KIND)
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fcntl.flock(stack.enter_context((place / "lock").open("w")), fcntl.LOCK_EX)
+            lock = cache_files.made_folder(records.KIND) / cache_files.LOCK
+            fcntl.flock(stack.enter_context(lock.open("w")), fcntl.LOCK_EX)
         yield
 
 
-def subject_of(device: str, shapes: Shapes, names: tuple[str, ...]) -> Subject:
+def subject_of(device: str, shapes: Shapes, names: tuple[str, ...]) -> Circumstances:
     """The circumstances of a verdict on these kernels on `device`."""
     versions = {"kernels": _sources()}
     for package in ("torch", "triton"):
@@ -128,7 +127,7 @@ def subject_of(device: str, shapes: Shapes, names: tuple[str, ...]) -> Subject:
         name = f"{properties.name} sm_{properties.major}{properties.minor}"
     else:
         name = _processor()
-    return Subject(name, versions, {"kernels": " ".join(names), **shapes.described()})
+    return Circumstances(name, versions, {"kernels": " ".join(names), **shapes.described()})
 
 
 def _driver() -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import tempfile
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -44,7 +42,7 @@ class Result(msgspec.Struct, frozen=True):
         return f"{self.verdict} {self.detail}".strip()
 
 
-class Subject(msgspec.Struct, frozen=True):
+class Circumstances(msgspec.Struct, frozen=True):
     """The circumstances that a verdict holds for: a change of any makes a new record."""
 
     device: str
@@ -59,7 +57,7 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    subject: Subject
+    subject: Circumstances
     results: list[Result]
 
     def off(self) -> dict[str, str]:
@@ -71,7 +69,7 @@ class Record(msgspec.Struct, frozen=True):
         return failed
 
 
-def read(subject: Subject) -> Record | None:
+def read(subject: Circumstances) -> Record | None:
     """The record of `subject`; None if there is none, or it is damaged."""
     path = cache_files.folder(KIND) / f"{subject.key}.json"
     try:
@@ -87,11 +85,7 @@ def read(subject: Subject) -> Record | None:
 def write(record: Record) -> None:
     """Keep a record, whole or not at all. Without a cache folder that can be written to, nothing is kept."""
     with contextlib.suppress(OSError):
-        place = cache_files.folder(KIND)
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        packed = msgspec.json.encode(record)
-        with tempfile.NamedTemporaryFile(dir=place, prefix="write-", delete=False) as file:
-            file.write(packed)
-        Path(file.name).replace(place / f"{record.subject.key}.json")
+        with cache_files.replacing(cache_files.made_folder(KIND) / f"{record.subject.key}.json") as file:
+            file.write(msgspec.json.encode(record))
         for old in cache_files.entries(KIND)[MOST_FILES:]:
             cache_files.remove(old)

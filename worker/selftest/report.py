@@ -10,7 +10,7 @@ import torch
 from control.errors import DevicesError
 from worker.selftest import choice, records, runner, switches
 from worker.selftest.choice import COLLECTIVES, KERNELS
-from worker.selftest.records import Record, Result, Subject
+from worker.selftest.records import Circumstances, Record, Result
 from worker.selftest.runner import TRIALS, Task
 from worker.selftest.shapes import Shapes
 from worker.selftest.trial import Limits, measured
@@ -37,7 +37,7 @@ def selftest(device: str, shapes: Iterable[Shapes], tell: Callable[[Result], Non
     dtype = "float32" if where.type == "cpu" else "bfloat16"
     limits = measured(where, dtype)
     results = list[Result]()
-    subject: Subject | None = None
+    subject: Circumstances | None = None
     for one in shapes:
         chosen = msgspec.structs.replace(one, dtype=dtype) if one.dtype == "auto" else one
         subject = _tried(where, chosen, KERNELS[where.type], results, tell)
@@ -51,7 +51,7 @@ def _tried(
     names: tuple[str, ...],
     results: list[Result],
     tell: Callable[[Result], None],
-) -> Subject:
+) -> Circumstances:
     trials = {name: TRIALS[name] for name in names}
     fresh = runner.run(Task(str(device), shapes, TOKENS[device.type], True, trials), tell)
     subject = choice.subject_of(str(device), shapes, names)

@@ -19,7 +19,6 @@ import os
 import re
 import struct
 import sys
-import tempfile
 import threading
 import time
 import zlib
@@ -27,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -51,7 +50,6 @@ SPARE_BYTES = 2**30
 NICENESS = 10
 MOVE_AFTER_S = 2.0
 MOVE_PAUSE_S = 0.02
-PREFIX = "write-"
 ROOMS = ("families", "models", "native", "repository", "weights")
 """Rooms of the worker whose code decides what is kept of a checkpoint, and how it lies in memory."""
 QUANTIZATION = Path(quantization.__file__)
@@ -167,7 +165,7 @@ class Stored(msgspec.Struct, frozen=True):
         return prod(self.shape) * dtype_of(self.dtype).itemsize
 
 
-class Header(msgspec.Struct, frozen=True):
+class WeightsHeader(msgspec.Struct, frozen=True):
     subject: Subject
     structure_bytes: int
     structure_sum: int
@@ -180,7 +178,7 @@ def file_bytes(structure: bytes, arrays: list[NDArray[Any]]) -> int:
     return len(structure) + sum(array.nbytes + ALIGNMENT for array in arrays) + PAGE
 
 
-def write_file(file: BinaryIO, subject: Subject, structure: bytes, arrays: list[NDArray[Any]]) -> None:
+def write_file(file: IO[bytes], subject: Subject, structure: bytes, arrays: list[NDArray[Any]]) -> None:
     """Raises OSError."""
     stored = list[Stored]()
     end = 0
@@ -189,7 +187,7 @@ def write_file(file: BinaryIO, subject: Subject, structure: bytes, arrays: list[
         sums = tuple(zlib.crc32(piece) for piece in _pieces(array))
         stored.append(Stored(array.dtype.name, array.shape, begin, sums))
         end = begin + array.nbytes
-    header = msgspec.json.encode(Header(subject, len(structure), zlib.crc32(structure), end, tuple(stored)))
+    header = msgspec.json.encode(WeightsHeader(subject, len(structure), zlib.crc32(structure), end, tuple(stored)))
     file.write(_HEAD.pack(MAGIC, len(header), zlib.crc32(header)) + header + structure)
     begin = _border(len(header), len(structure))
     for one, array in zip(stored, arrays, strict=True):
@@ -252,7 +250,7 @@ def _move(memory: NDArray[np.uint8]) -> None:
     log.info("packed weights moved to large pages", mib=len(memory) >> 20, seconds=seconds, action="move_weights")
 
 
-def _header(file: BinaryIO) -> tuple[Header, int]:
+def _header(file: BinaryIO) -> tuple[WeightsHeader, int]:
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
         raise Damaged(f"it has {len(head)} bytes")
@@ -263,12 +261,12 @@ def _header(file: BinaryIO) -> tuple[Header, int]:
     if len(data) != length or zlib.crc32(data) != expected:
         raise Damaged("the checksum of its header is wrong")
     try:
-        return msgspec.json.decode(data, type=Header), length
+        return msgspec.json.decode(data, type=WeightsHeader), length
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(f"its header can't be read: {error}") from error
 
 
-def _check_places(header: Header) -> None:
+def _check_places(header: WeightsHeader) -> None:
     for one in header.arrays:
         inside = one.offset >= 0 and one.offset + one.bytes <= header.array_bytes and one.offset % ALIGNMENT == 0
         if not inside or len(one.sums) != -(-one.bytes // PIECE) or min(one.shape, default=0) < 0:
@@ -278,7 +276,7 @@ def _check_places(header: Header) -> None:
 def _check_all(
     file: int,
     begin: int,
-    header: Header,
+    header: WeightsHeader,
     memory: NDArray[np.uint8],
     tell: Callable[[float], None],
     threads: int,
@@ -400,9 +398,8 @@ class WeightCache:
         self.writing.start()
 
     def _write(self, subject: Subject, structure: bytes, arrays: list[NDArray[Any]]) -> None:
-        place = cache_files.folder(KIND)
+        place = cache_files.made_folder(KIND)
         size = file_bytes(structure, arrays)
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_abandoned(place)
         if (place / subject.name).exists():  # another process was faster
             return
@@ -415,23 +412,17 @@ class WeightCache:
             )
             return
         begun = time.monotonic()
-        with tempfile.NamedTemporaryFile(dir=place, prefix=PREFIX, delete=False) as fresh:
-            try:
-                with contextlib.suppress(OSError):  # a file system without locks
-                    fcntl.flock(fresh, fcntl.LOCK_EX)
-                write_file(cast("Any", fresh), subject, structure, arrays)
-                fresh.flush()
-                Path(fresh.name).replace(place / subject.name)  # whole or not at all, however many write it
-            except BaseException:
-                Path(fresh.name).unlink(missing_ok=True)
-                raise
+        with cache_files.replacing(place / subject.name) as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            write_file(file, subject, structure, arrays)
         seconds = round(time.monotonic() - begun, 2)
         log.info("packed weights kept", file=subject.name, mib=size >> 20, seconds=seconds, action="keep_weights")
 
 
 def _remove_abandoned(place: Path) -> None:
     """Remove files that a process left unfinished: the lock of a file goes with the process that wrote it."""
-    for path in place.glob(f"{PREFIX}*"):
+    for path in place.glob(f"{cache_files.TEMPORARY[0]}*"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()

@@ -193,10 +193,15 @@ class Checkpoint(MappedTensors):
             )
         stored = self._data(place, kind.itemsize).view(kind).reshape(place.shape)
         self._unread.pop(name, None)
-        if dim is None or ranges is None:
-            return stored
-        parts = [stored[(slice(None),) * dim + (slice(start, stop),)] for start, stop in ranges]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=dim)
+        return ranges_of(stored, dim, ranges)
+
+
+def ranges_of(numbers: NDArray[Any], dim: int | None, ranges: Ranges | None) -> NDArray[Any]:
+    """`ranges` of `numbers` along `dim`, joined, or all of them."""
+    if dim is None or ranges is None:
+        return numbers
+    parts = [numbers[(slice(None),) * dim + (slice(start, stop),)] for start, stop in ranges]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=dim)
 
 
 def checked(name: str, read: Any, shape: list[int]) -> Any:

@@ -174,7 +174,7 @@ _TENSOR_END = struct.Struct("<IQ")
 
 
 @dataclass(frozen=True)
-class Header:
+class GgufHeader:
     """The metadata, a value or an Array by key, and the tensors by name."""
 
     path: Path
@@ -182,7 +182,7 @@ class Header:
     tensors: dict[str, StoredTensor]
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> GgufHeader:
     """Raises ModelFilesError naming file, field or tensor, and value."""
     try:
         with path.open("rb") as file:
@@ -195,7 +195,7 @@ def read_header(path: Path) -> Header:
     return parse(mapped, path)
 
 
-def parse(data: bytes | mmap.mmap, path: Path) -> Header:
+def parse(data: bytes | mmap.mmap, path: Path) -> GgufHeader:
     """The header of a file whose content is `data`; arrays are read from `data` when they are asked for."""
     if data[:4] != MAGIC:
         raise ModelFilesError(f"{path} is not a GGUF file: it begins with {bytes(data[:4])!r}, not {MAGIC!r}.")
@@ -209,7 +209,7 @@ def parse(data: bytes | mmap.mmap, path: Path) -> Header:
     field_count = cursor.number("<Q", "the field count")
     fields = _fields(cursor, field_count)
     tensors = _tensors(cursor, tensor_count, _alignment(path, fields))
-    return Header(path, fields, tensors)
+    return GgufHeader(path, fields, tensors)
 
 
 def _fields(cursor: Cursor, count: int) -> dict[str, Any]:
@@ -422,7 +422,7 @@ def read_model(path: Path) -> GgufModel:
     return GgufModel(files, first.fields, tensors)
 
 
-def _check_parts(headers: list[Header]) -> None:
+def _check_parts(headers: list[GgufHeader]) -> None:
     """The numbers in the parts' metadata are those of their names, and no tensor is missing."""
     parts = len(headers)
     for number, header in enumerate(headers):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from control.errors import ModelFilesError
 from worker.families.gguf import KEYS_OF_HEADS, RATES, VALUES_OF_HEADS, expert_of, fused_name
-from worker.weights.checkpoint import MappedTensors, Ranges
+from worker.weights.checkpoint import MappedTensors, Ranges, ranges_of
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import StoredTensor
 from worker.weights.gguf import GgufModel, architecture_of
@@ -57,8 +57,7 @@ class GgufCheckpoint(MappedTensors):
             return self._of_halves(*halves, ranges)
         location = self._place(name)
         if location is None:
-            missing = self._kind.stored_name(name) or name
-            raise ModelFilesError(f"{self._model.files[0]} has no tensor {missing}; is it whole?")
+            raise self._missing(self._kind.stored_name(name) or name)
         stored, place, half = location
         self._unread.pop(stored, None)
         if (expert := expert_of(name)) is not None:
@@ -70,13 +69,10 @@ class GgufCheckpoint(MappedTensors):
             whole = whole.reshape(-1)
         if stored.endswith(RATES):
             whole = self._rates(whole, 0 if name.endswith("in_proj_b.weight") else 1)
-        if dim is None or ranges is None:
-            part = whole
-        elif isinstance(whole, StoredMatrix):
+        if isinstance(whole, StoredMatrix):
             part = self._block_ranges(stored, whole, dim, ranges)
         else:
-            parts = [whole[start:stop] if dim == 0 else whole[:, start:stop] for start, stop in ranges]
-            part = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=dim)
+            part = ranges_of(whole, dim, ranges)
         if isinstance(part, StoredMatrix):
             return dequantize(part) if self._dequantized or stored.endswith(_ROUTERS) else part
         if self._family.norm_offset and stored.endswith("norm.weight") and not stored.endswith(_RECURRENT_NORM):
@@ -95,16 +91,18 @@ class GgufCheckpoint(MappedTensors):
         for name in (upper, lower):
             place = self._model.tensors.get(name)
             if place is None:
-                raise ModelFilesError(f"{self._model.files[0]} has no tensor {name}; is it whole?")
+                raise self._missing(name)
             self._unread.pop(name, None)
             whole = self._whole(name, place)
             start, stop = (0, place.shape[0]) if ranges is None else ranges[0]
             parts.append(whole.rows(start, stop) if isinstance(whole, StoredMatrix) else whole[start:stop])
-        if all(isinstance(one, StoredMatrix) for one in parts):
-            blocks = [one for one in parts if isinstance(one, StoredMatrix)]
-            if not self._dequantized and len({one.kind for one in blocks}) == 1:
-                return joined(blocks)
-        return np.concatenate([dequantize(one) if isinstance(one, StoredMatrix) else one for one in parts])
+        blocks = [one for one in parts if isinstance(one, StoredMatrix)]
+        if len(blocks) == len(parts) and not self._dequantized and len({one.kind for one in blocks}) == 1:
+            return joined(blocks)
+        return np.concatenate([_numbers(one) for one in parts])
+
+    def _missing(self, name: str) -> ModelFilesError:
+        return ModelFilesError(f"{self._model.files[0]} has no tensor {name}; is it whole?")
 
     def _number(self, name: str) -> NDArray[np.float32] | None:
         """A parameter that the metadata have, one number or a row of one; None for any other."""
@@ -124,7 +122,7 @@ class GgufCheckpoint(MappedTensors):
         tensors with a matrix for each head."""
         keys, values = (self._of_heads(f"{attention}{name}.weight") for name in (KEYS_OF_HEADS, VALUES_OF_HEADS))
         rows = np.concatenate([keys.transpose(0, 2, 1), values], axis=1).reshape(-1, values.shape[2])
-        return rows if ranges is None else np.concatenate([rows[start:stop] for start, stop in ranges])
+        return ranges_of(rows, 0, ranges)
 
     def _of_heads(self, name: str) -> NDArray[Any]:
         stored = self._kind.stored_name(name) or name
@@ -134,8 +132,7 @@ class GgufCheckpoint(MappedTensors):
                 f"{self._model.files[0]} has no tensor {stored} of matrices. Convert the model again."
             )
         self._unread.pop(stored, None)
-        whole = self._whole(stored, place)
-        return (dequantize(whole) if isinstance(whole, StoredMatrix) else whole).reshape(place.shape)
+        return _numbers(self._whole(stored, place)).reshape(place.shape)
 
     def _place(self, name: str) -> tuple[str, StoredTensor, int | None] | None:
         """The tensor in the file that has transformers' parameter `name`, and which half of its rows where it is fused
@@ -165,14 +162,15 @@ class GgufCheckpoint(MappedTensors):
             name, self._data(place, place.type.bytes).view(_PLAIN[place.type.name]).reshape(place.shape)
         )
 
-    def _block_ranges(self, name: str, whole: StoredMatrix, dim: int, ranges: Ranges) -> Weights:
+    def _block_ranges(self, name: str, whole: StoredMatrix, dim: int | None, ranges: Ranges | None) -> Weights:
+        if dim is None or ranges is None:
+            return whole
         try:
             parts = [whole.rows(*one) if dim == 0 else whole.columns(*one) for one in ranges]
         except ValueError as error:
             if not self._dequantized:
                 raise ModelFilesError(f"{self._model.files[0]}: {name}: {error}. Use --dequantize.") from error
-            numbers = dequantize(whole)
-            return np.concatenate([numbers[:, start:stop] for start, stop in ranges], axis=1)
+            return ranges_of(dequantize(whole), 1, ranges)
         return (
             StoredMatrix(whole.kind, np.concatenate([one.codes for one in parts], axis=dim))
             if len(parts) > 1
@@ -191,6 +189,10 @@ class GgufCheckpoint(MappedTensors):
             heads = max(self._model.numbers(f"{arch}.attention.head_count_kv", heads))
         order = np.arange(rows.shape[0]).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)
         return rows[order]
+
+
+def _numbers(weights: Weights) -> NDArray[Any]:
+    return dequantize(weights) if isinstance(weights, StoredMatrix) else weights
 
 
 def _as_transformers(name: str, part: NDArray[Any]) -> NDArray[Any]:

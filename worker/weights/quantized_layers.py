@@ -90,7 +90,7 @@ class _Tensors:
         self._module = module
 
     def has(self, leaf: str) -> bool:
-        return f"{self._module}.{leaf}" in self._headers
+        return self.name(leaf) in self._headers
 
     def name(self, leaf: str) -> str:
         return f"{self._module}.{leaf}"
@@ -103,7 +103,7 @@ class _Tensors:
         return header.shape[0], header.shape[1]
 
     def get(self, leaf: str, dtypes: set[str]) -> StoredTensor:
-        name = f"{self._module}.{leaf}"
+        name = self.name(leaf)
         if name not in self._headers:
             raise ModelFilesError(
                 f"The weights have no tensor {name}, which the quantized layer {self._module} needs. "
@@ -121,10 +121,10 @@ class _Tensors:
         """The name of a tensor that has `shape`."""
         if self.get(leaf, dtypes).shape != shape:
             raise self.wrong(leaf, f"{list(shape)}")
-        return f"{self._module}.{leaf}"
+        return self.name(leaf)
 
     def wrong(self, leaf: str, needed: str) -> ModelFilesError:
-        name = f"{self._module}.{leaf}"
+        name = self.name(leaf)
         header = self._headers[name]
         return ModelFilesError(f"{header.path} holds {name} of shape {list(header.shape)}; needed is {needed}.")
 

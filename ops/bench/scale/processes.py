@@ -30,8 +30,8 @@ from control.replicas.lease import Lease, acquire, holder
 from control.version import VERSION
 from ops.bench.scale.clock import Round, watch
 from ops.bench.scale.crowd import Size
-from worker.agent.adoption import ReplicaRecord, record_key
 from worker.agent.agent import TICK_S, Agent
+from worker.agent.host_replicas import ReplicaRecord, record_key
 from worker.agent.planner import Planner
 from worker.agent.supervision.client import SupervisorClient
 from worker.agent.supervision.wire import encode_line
@@ -151,21 +151,7 @@ class Agents:
 
 def _record(assignment: Assignment, epoch: int) -> object:
     """As an earlier agent left it with its supervisor."""
-    record = ReplicaRecord(
-        assignment=assignment,
-        folder="",
-        attempts=0,
-        due=0.0,
-        served=True,
-        drain_by=None,
-        led_at=None,
-        stop_by=None,
-        failed=None,
-        failed_elsewhere=False,
-        failures={},
-        killed={},
-        seen={os.getpid(): epoch},
-    )
+    record = ReplicaRecord(assignment=assignment, folder="", served=True, seen={os.getpid(): epoch})
     return msgspec.to_builtins(record, str_keys=True)
 
 

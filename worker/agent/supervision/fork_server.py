@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from control.process import die_with_parent
-from worker.agent.supervision.forks import FORK
+from worker.agent.supervision.children import FORK
 from worker.agent.supervision.wire import CHUNK_BYTES, LineBuffer
 
 log = structlog.get_logger()

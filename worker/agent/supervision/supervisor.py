@@ -23,9 +23,8 @@ from typing import Any
 
 from control.backoff import doubling, pause_after
 from control.process import adopt_orphans
-from worker.agent.supervision.children import Children, HostShutdown
-from worker.agent.supervision.forks import Forks
-from worker.agent.supervision.wire import Ending, Link
+from worker.agent.supervision.children import Children, Forks, HostShutdown
+from worker.agent.supervision.wire import AgentLink, Ending
 from worker.detectors import AGENT_ABSENT_S, AGENT_SILENT_S
 from worker.rank.exit_codes import describe
 
@@ -121,7 +120,7 @@ class HostSupervisor:
         self._kept: dict[str, Any] = {}
         self._selector = selectors.DefaultSelector()
         self._agent: subprocess.Popen[bytes] | None = None
-        self._link: Link | None = None
+        self._link: AgentLink | None = None
         self._started = self._heard = self._last = time.monotonic()
         self._spoken = self._ever_spoken = False
         self._failures = 0
@@ -274,10 +273,10 @@ class HostSupervisor:
 
     def attach(self, link: socket.socket) -> None:
         """Serve the agent at the other end: tell it first what there is."""
-        self._link, self._spoken, self._started = Link(link), False, time.monotonic()
+        self._link, self._spoken, self._started = AgentLink(link), False, time.monotonic()
         self._link.send({"event": "welcome", "children": self._children.describe(), "kept": self._kept})
 
-    def _serve(self, link: Link, mask: int) -> None:
+    def _serve(self, link: AgentLink, mask: int) -> None:
         """Read the agent's requests, and send it the messages that it has not taken yet."""
         if mask & selectors.EVENT_WRITE:
             link.flush()
@@ -285,7 +284,7 @@ class HostSupervisor:
             for line in link.receive():
                 self._hear(link, line)
 
-    def _hear(self, link: Link, line: bytes) -> None:
+    def _hear(self, link: AgentLink, line: bytes) -> None:
         """Obey a request. One that can't be understood, as a newer agent may send, harms nobody."""
         number = None
         try:
@@ -297,7 +296,7 @@ class HostSupervisor:
             if number is not None:
                 link.send({"event": "answer", "id": number, "error": f"not understood: {error!r}"})
 
-    def _obey(self, link: Link, request: dict[str, Any]) -> None:
+    def _obey(self, link: AgentLink, request: dict[str, Any]) -> None:
         self._heard, op = time.monotonic(), request["op"]
         if request.get("tag", {}).get("kind") != "standby":  # that is asked for before the agent waits for Redis
             self._spoken = self._ever_spoken = True

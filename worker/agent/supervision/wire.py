@@ -81,7 +81,7 @@ def take_channel() -> socket.socket:
 # The supervisor's end of the socket to its agent: it never blocks, whatever the agent does.
 
 
-class Link:
+class AgentLink:
     """Sends messages in order, and cuts what arrives into lines."""
 
     def __init__(self, link: socket.socket) -> None:

@@ -15,7 +15,7 @@ from worker.collective.base import Link
 from worker.kv.base import CacheLayout
 from worker.kv.slabs import SlabStep
 from worker.kv.states import State
-from worker.models.native.module import NotNative
+from worker.models.native.module import NotNative, address_of
 from worker.models.native.modules import LAYERS_TABLE, CausalModel
 from worker.models.native.plan import Plan
 from worker.models.served import Batch, Hear, Row, ServedModel, tell
@@ -117,7 +117,7 @@ class NativeModel(ServedModel):
             slab_count=len(slabs),
             positions=batch.positions.ctypes.data,
             tokens=batch.tokens.size,
-            layer_inputs=None if inputs is None else inputs.ctypes.data,
+            layer_inputs=address_of(inputs),
             reduce=ctypes.cast(reduction.function, ctypes.c_void_p) if self._link.collective.world_size > 1 else None,
             ranks=self._link.collective.world_size,
         )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.collective.base import Link
-from worker.models.native.module import Module, Numbers
+from worker.models.native.module import Module, Numbers, address_of
 from worker.native.library import MOST_MATRICES, Linear, Matrix, Threads
 from worker.native.memory import empty
 from worker.weights.stored_matrix import PackedMatrix, StoredMatrix
@@ -52,7 +52,7 @@ class PackedLinear(Module):
         """Set `struct`, which has the addresses of the memory."""
         self.struct = Linear(
             matrices=(Matrix * MOST_MATRICES)(*(matrix.struct for matrix in self._matrices)),
-            bias=None if self.bias is None else self.bias.ctypes.data,
+            bias=address_of(self.bias),
             inputs=self.inputs,
             outputs=self.outputs,
             count=len(self._matrices),

@@ -31,6 +31,11 @@ class Unfilled:
 Numbers = NDArray[Any] | Unfilled
 
 
+def address_of(numbers: Any) -> int | None:
+    """Of the first of an array's numbers, for C++; None for no array."""
+    return None if numbers is None else numbers.ctypes.data
+
+
 class Module:
     """Its attributes are its parts, lists of parts, its numbers, and plain values."""
 

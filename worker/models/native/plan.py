@@ -18,7 +18,7 @@ from worker.kv.base import CacheLayout, LayerCache
 from worker.models.native import modules
 from worker.models.native.config import Latent
 from worker.models.native.linear import PackedExperts, PackedHeads, PackedLinear
-from worker.models.native.module import NotNative, require
+from worker.models.native.module import NotNative, address_of, require
 from worker.models.native.modules import CORRECTION, CausalModel
 from worker.models.native.recurrent import RecurrentLayers
 from worker.models.native.rotary import UNTURNED, Rotary
@@ -92,7 +92,7 @@ class Mixtures:
                 count=len(experts.gate_up),
                 chosen=config.num_experts_per_tok,
                 sigmoid=int(config.sigmoid_scores),
-                correction=None if correction is None else correction.ctypes.data,
+                correction=address_of(correction),
                 groups=config.expert_groups,
                 chosen_groups=config.chosen_groups,
                 normalized=int(config.norm_topk_prob),
@@ -386,7 +386,6 @@ def _softplus(number: float) -> float:
 
 
 def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache, value_dim: int | None) -> None:
-    sinks = getattr(attention, "sinks", None)
     query, key = (getattr(attention, name, None) for name in family.head_norm_names)
     to.query = _norm(query)
     to.key = _norm(key)
@@ -404,7 +403,7 @@ def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache,
         to.query_key_value = _joined(attention, with_gates, "q_proj_k_proj_v_proj", "qkv_proj")
         to.head_gates = int(hasattr(attention, with_gates))
     to.attention_out = _packed(attention.o_proj).struct
-    to.sinks = None if sinks is None else sinks.ctypes.data
+    to.sinks = address_of(getattr(attention, "sinks", None))
     to.window = cache.window or 0
     to.chunk = to.window if cache.chunked else 0
     to.shared_heads = cache.kv_heads
@@ -415,12 +414,8 @@ def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache,
 def _norm(norm: modules.Norm | None) -> Norm:
     if norm is None:
         return Norm(None, 0.0)
-    weight, bias = (_address(one) for one in (norm.weight, norm.bias))
+    weight, bias = (address_of(one) for one in (norm.weight, norm.bias))
     return Norm(weight, norm.eps, centered=int(norm.centered), bias=bias)
-
-
-def _address(numbers: Any) -> int | None:
-    return None if numbers is None else numbers.ctypes.data
 
 
 def _joined(parent: Any, *names: str) -> Linear:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from worker.families.recurrence import DeltaRule, Mamba, Recurrence, ShortConvolution, recurs
 from worker.kv.base import StateLayout
 from worker.models.native.linear import PackedLinear
-from worker.models.native.module import Module, NotNative
+from worker.models.native.module import Module, NotNative, address_of
 from worker.native.library import DELTA_RULE, MAMBA, SHORT_CONVOLUTION, Layer, Linear, Norm, Place, RecurrentLayer
 from worker.weights.sharding import ShardPlan
 
@@ -144,7 +144,7 @@ class RecurrentLayers:
 def _convolution(module: GatedConvolution, layout: StateLayout) -> RecurrentLayer:
     return RecurrentLayer(
         projections=_linear(module.in_proj),
-        filter_bias=None if module.bias is None else module.bias.ctypes.data,
+        filter_bias=address_of(module.bias),
         filter=module.filter.ctypes.data,
         value_heads=1,
         value_dim=layout.channels,
@@ -158,7 +158,6 @@ def _mamba(module: MambaLayer, layout: StateLayout) -> RecurrentLayer:
     inner = module.heads * module.head_dim
     of_groups = module.groups * module.state
     share = module.heads // module.groups
-    bias = module.filter_bias
     return RecurrentLayer(
         projections=_linear(module.in_proj),
         gate=Place(0, share * module.head_dim),
@@ -166,14 +165,14 @@ def _mamba(module: MambaLayer, layout: StateLayout) -> RecurrentLayer:
         key=Place(2 * inner, module.state),
         query=Place(2 * inner + of_groups, module.state),
         learning=Place(2 * (inner + of_groups), share),
-        filter_bias=None if bias is None else bias.ctypes.data,
+        filter_bias=address_of(module.filter_bias),
         filter=module.filter.ctypes.data,
         decay=module.decay.ctypes.data,
         decay_bias=module.step_bias.ctypes.data,
         skip=module.skip.ctypes.data,
-        norm=Norm(None if module.norm_weight is None else module.norm_weight.ctypes.data, module.eps),
+        norm=Norm(address_of(module.norm_weight), module.eps),
         gate_last=int(module.gate_last),
-        output_scales=None if module.output_scales is None else module.output_scales.ctypes.data,
+        output_scales=address_of(module.output_scales),
         out=module.out_proj.struct,
         out_scale=module.out_scale,
         key_heads=module.groups,

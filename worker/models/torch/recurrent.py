@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,6 +12,27 @@ from torch.nn import functional
 from worker.collective.base import Link
 from worker.families.recurrence import DeltaRule, Mamba, Recurrence, ShortConvolution, attends, recurs
 from worker.kv.torch.slab_attention import SlabAttention, StateTensors
+
+
+def _type_of_states(hidden: Tensor) -> torch.dtype:
+    return torch.float64 if hidden.dtype == torch.float64 else torch.float32
+
+
+def _sequences(cache_step: SlabAttention) -> Iterator[tuple[StateTensors, slice]]:
+    """The state of each of the step's sequences, and its rows of the flat batch."""
+    first = 0
+    for extent, state in zip(cache_step.extents, cache_step.states, strict=True):
+        yield state, slice(first, first + extent.count)
+        first += extent.count
+
+
+def _mixed(window: Tensor, inputs: Tensor, filter: Tensor) -> Tensor:
+    """One sequence's new inputs (T, channels) through a convolution; its window moves on."""
+    whole = torch.cat([window, inputs])
+    taps = filter.to(inputs.dtype)
+    mixed = torch.einsum("tci,ic->tc", whole.unfold(0, len(taps), 1), taps)
+    window.copy_(whole[len(inputs) :])
+    return mixed
 
 
 class GatedConvolution(nn.Module):
@@ -29,23 +51,15 @@ class GatedConvolution(nn.Module):
     def forward(self, hidden_states: Tensor, *, cache_step: SlabAttention, **_: Any) -> Tensor:
         """hidden_states (1, T, hidden) → (1, T, hidden); advances the states of the step's sequences."""
         before, after, values = self.projections.in_proj(hidden_states[0]).chunk(3, -1)
-        wider = torch.float64 if hidden_states.dtype == torch.float64 else torch.float32
+        wider = _type_of_states(hidden_states)
         inputs = (before * values).to(wider)
         out = torch.empty_like(after)
-        first = 0
-        for extent, state in zip(cache_step.extents, cache_step.states, strict=True):
-            rows = slice(first, first + extent.count)
+        for state, rows in _sequences(cache_step):
             out[rows] = after[rows] * self._convolved(state, inputs[rows]).to(after.dtype)
-            first += extent.count
         return self.projections.out_proj(out).unsqueeze(0)
 
     def _convolved(self, state: StateTensors, inputs: Tensor) -> Tensor:
-        """One sequence's new inputs (T, channels) through the convolution; its window moves on."""
-        window = state.window(self.layer)
-        whole = torch.cat([window, inputs])
-        taps = self.filter.to(inputs.dtype)
-        mixed = torch.einsum("tci,ic->tc", whole.unfold(0, len(taps), 1), taps)
-        window.copy_(whole[len(inputs) :])
+        mixed = _mixed(state.window(self.layer), inputs, self.filter)
         return mixed if self.bias is None else mixed + self.bias.to(inputs.dtype)
 
 
@@ -92,11 +106,8 @@ class GatedDelta(nn.Module):
         """hidden_states (1, T, hidden) → (1, T, hidden); advances the states of the step's sequences."""
         inputs, gate, learning, keeping = self._projected(hidden_states[0])
         out = torch.empty(len(inputs), self.value_heads, self.value_dim, dtype=inputs.dtype)
-        first = 0
-        for extent, state in zip(cache_step.extents, cache_step.states, strict=True):
-            rows = slice(first, first + extent.count)
+        for state, rows in _sequences(cache_step):
             self._advance(state, inputs[rows], learning[rows], keeping[rows], out[rows])
-            first += extent.count
         normed = functional.rms_norm(out, (self.value_dim,), self.norm_weight.to(out.dtype), self.eps)
         gated = (normed * functional.silu(gate)).to(hidden_states.dtype)
         return self.projections.out_proj(gated.flatten(1)).unsqueeze(0)
@@ -106,7 +117,7 @@ class GatedDelta(nn.Module):
         head β and γ (T, value heads), in the type of states."""
         of = self.projections
         wide = self.group * self.value_dim
-        wider = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        wider = _type_of_states(hidden)
         if self.by_head:
             joined = of.in_proj_qkvz(hidden).view(len(hidden), self.key_heads, -1)
             parts = joined.split([self.key_dim, self.key_dim, wide, wide], -1)
@@ -140,17 +151,13 @@ class GatedDelta(nn.Module):
     def _convolved(self, window: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys (T, value heads, key dim), of length 1 before the queries' scale, and values (T, value
         heads, value dim)."""
-        whole = torch.cat([window, inputs])
-        taps = self.filter.to(inputs.dtype)
-        count = len(inputs)
-        mixed = functional.silu(torch.einsum("tci,ic->tc", whole.unfold(0, len(taps), 1), taps))
-        window.copy_(whole[count:])
+        mixed = functional.silu(_mixed(window, inputs, self.filter))
         wide = self.key_heads * self.key_dim
         query, key, value = mixed.split([wide, wide, self.value_heads * self.value_dim], -1)
         return (
             self._normed(query) * self.key_dim**-0.5,
             self._normed(key),
-            value.view(count, self.value_heads, self.value_dim),
+            value.view(len(inputs), self.value_heads, self.value_dim),
         )
 
     def _normed(self, rows: Tensor) -> Tensor:
@@ -216,18 +223,15 @@ class MambaLayer(nn.Module):
     def forward(self, hidden_states: Tensor, *, cache_step: SlabAttention, **_: Any) -> Tensor:
         """hidden_states (1, T, hidden) → (1, T, hidden); advances the states of the step's sequences."""
         hidden = hidden_states[0]
-        wider = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        wider = _type_of_states(hidden)
         inner = self.heads * self.head_dim
         of_groups = self.groups * self.state
         projected = self.projections.in_proj(hidden * self.in_scale).to(wider) * self.output_scales.to(wider)
         gate, inputs, rates = projected.split([inner, inner + 2 * of_groups, self.heads], -1)
         steps = functional.softplus(rates + self.step_bias)
         out = torch.empty(len(hidden), inner, dtype=wider)
-        first = 0
-        for extent, state in zip(cache_step.extents, cache_step.states, strict=True):
-            rows = slice(first, first + extent.count)
+        for state, rows in _sequences(cache_step):
             self._advance(state, inputs[rows], steps[rows], out[rows])
-            first += extent.count
         if self.norm == "before_gate":
             normed = self._normed(out) * functional.silu(gate)
         else:
@@ -259,10 +263,7 @@ class MambaLayer(nn.Module):
 
     def _convolved(self, window: Tensor, inputs: Tensor) -> Tensor:
         """(T, channels); the last inputs stay in the window."""
-        whole = torch.cat([window, inputs])
-        taps = self.filter.to(inputs.dtype)
-        mixed = torch.einsum("tci,ic->tc", whole.unfold(0, len(taps), 1), taps)
-        window.copy_(whole[len(inputs) :])
+        mixed = _mixed(window, inputs, self.filter)
         return functional.silu(mixed if self.filter_bias is None else mixed + self.filter_bias)
 
     def _normed(self, gated: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
@@ -33,7 +33,6 @@ RECURRENT_OUT = "ssm_out.weight"
 _OF_MAMBA = ("ssm_a", "ssm_d", "ssm_norm.weight")
 ROW_PARALLEL = ("attn_output.weight", RECURRENT_OUT, "shortconv.out_proj.weight", *FEED_FORWARD)
 """Tensors whose inputs are divided among the ranks."""
-MOST_RANKS = 64
 _PLAIN_DTYPES = ("auto", "float32")
 
 
@@ -66,7 +65,7 @@ def check_tensors(model: GgufModel, config: dict[str, Any]) -> None:
     first = config["num_hidden_layers"]
     unread = tuple(f"blk.{layer}." for layer in range(first, first + prediction_layers(model)))
     # Files may have keys and values of layers that attend to those of earlier ones.
-    shared = range(max(0, first - (config.get("num_kv_shared_layers") or 0)), first)
+    shared = [layer for layer in range(first) if validation.shares_keys(config, config, layer)]
     unread += tuple(f"blk.{layer}.attn_{name}" for layer in shared for name in ("k.", "v.", "k_norm."))
     if strange := sorted(name for name in set(model.tensors) - seen if not name.startswith(unread)):
         raise UnsupportedArchitecture(
@@ -91,18 +90,16 @@ def _check_blocks(
         raise SettingsError(f"{about} are computed with in float32, not in {spec.dtype}. Use --dequantize.")
     ends = model.borders
     tiles = _value_tiles(config)
-    for tensor, stored in blocked.items():
-        if tensor.endswith(ROW_PARALLEL) and not _fits(tensor, stored, ends, tiles, spec.tp):
-            heads = int(config["num_attention_heads"])
-            rows = [(other, one) for other, one in blocked.items() if other.endswith(ROW_PARALLEL)]
-            fitting = [
-                str(tp)
-                for tp in range(1, MOST_RANKS + 1)
-                if heads % tp == 0 and all(_fits(*one, ends, tiles, tp) for one in rows)
-            ]
+    heads = int(config["num_attention_heads"])
+    rows = [(tensor, stored) for tensor, stored in blocked.items() if tensor.endswith(ROW_PARALLEL)]
+    for tensor, stored in rows:
+        if not _fits(tensor, stored, ends, tiles, spec.tp):
+            fitting = validation.fitting_ranks(
+                lambda tp: heads % tp == 0 and all(_fits(*one, ends, tiles, tp) for one in rows)
+            )
             raise SettingsError(
                 f"{stored.path}: --tp {spec.tp} would cut blocks of {stored.type.weights} weights of {tensor} ("
-                f"{stored.type.name.upper()}, {stored.shape[-1]} wide). Use --tp {', '.join(fitting)} or --dequantize."
+                f"{stored.type.name.upper()}, {stored.shape[-1]} wide). Use --tp {fitting} or --dequantize."
             )
     check_host(about.removesuffix(", which"), "Use --dequantize.")
 
@@ -128,8 +125,8 @@ def _expected(
     hidden = config["hidden_size"]
     vocabulary = config["vocab_size"]
     yield "token_embd.weight", (vocabulary, hidden)
-    for leaf in ("weight", "bias") if family.norm_kind == "layer_with_bias" else ("weight",):
-        yield kind.stored_name(_own_name(family, f"model.norm.{leaf}")) or "", (hidden,)
+    for name, shape in _norm_shapes(family, ("model.norm",), hidden).items():
+        yield kind.stored_name(_own_name(family, name)) or "", shape
     if not config["tie_word_embeddings"]:
         yield "output.weight", (vocabulary, hidden)
     if family.biased:
@@ -153,7 +150,7 @@ def _expected(
             of_layer |= _feed_forward_shapes(config, family, fields, layer, sparse)
         if sparse and family.experts is not None and family.experts.beside is not None:
             of_layer |= _shapes_beside(config, family, fields, layer)
-        of_layer |= _norm_shapes(family, hidden)
+        of_layer |= _norm_shapes(family, family.norms, hidden)
         if width := fields.get("hidden_size_per_layer_input"):
             of_layer |= {
                 "per_layer_input_gate.weight": (width, hidden),
@@ -174,14 +171,9 @@ def _expected(
                 yield _held(name, shape[1:] if flat else shape, model)
 
 
-def _shares_keys(config: dict[str, Any], layer: int) -> bool:
-    """True for a layer that attends to keys and values of an earlier one."""
-    return layer >= config["num_hidden_layers"] - (config.get("num_kv_shared_layers") or 0)
-
-
 def _keys_of_others(config: dict[str, Any], family: Family, fields: dict[str, Any], layer: int) -> tuple[str, ...]:
     """Modules that a layer's attention lacks: an earlier layer has its keys and values, or its keys are the values."""
-    if _shares_keys(config, layer):
+    if validation.shares_keys(config, fields, layer):
         return "k_proj", "v_proj", "k_norm"
     kinds = [] if family.layer_kinds is None else family.layer_kinds(config)
     return ("v_proj",) if kinds and family.keys_are_values(fields, kinds[layer]) else ()
@@ -364,10 +356,19 @@ def _latent_shapes(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, 
     }
 
 
-def _norm_shapes(family: Family, hidden: int) -> dict[str, tuple[int, ...]]:
-    """The norms around the parts of a layer."""
+def _norm_shapes(family: Family, norms: Iterable[str | None], hidden: int) -> dict[str, tuple[int, ...]]:
     leaves = ("weight", "bias") if family.norm_kind == "layer_with_bias" else ("weight",)
-    return {f"{norm}.{leaf}": (hidden,) for norm in family.norms if norm is not None for leaf in leaves}
+    return {f"{norm}.{leaf}": (hidden,) for norm in norms if norm is not None for leaf in leaves}
+
+
+def _gated_shapes(module: str, inner: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    """A feed-forward network with a gate. Files have gate and up by themselves, or both in one."""
+    return {
+        f"{module}.gate_proj.weight": (inner, hidden),
+        f"{module}.up_proj.weight": (inner, hidden),
+        f"{module}.gate_up_proj.weight": (2 * inner, hidden),
+        f"{module}.down_proj.weight": (hidden, inner),
+    }
 
 
 def _feed_forward_shapes(
@@ -381,13 +382,7 @@ def _feed_forward_shapes(
         assert inner is not None
         if validation.is_double_wide(config, fields, layer):
             inner *= 2
-        pairs: dict[str, tuple[int, ...]] = {
-            "gate": (inner, hidden),
-            "up": (inner, hidden),
-            "gate_up": (2 * inner, hidden),
-            "down": (hidden, inner),
-        }
-        return {f"mlp.{name}_proj.weight": shape for name, shape in pairs.items()}
+        return _gated_shapes("mlp", inner, hidden)
     count = fields[experts.count]
     inner = fields.get("moe_intermediate_size", config["intermediate_size"])
     sizes = ((count, inner, hidden), (count, inner, hidden), (count, hidden, inner))
@@ -400,16 +395,10 @@ def _feed_forward_shapes(
     if experts.correction == "statics":
         del shapes["mlp.gate.e_score_correction_bias"]
         shapes["mlp.gate.moe_statics.e_score_correction_bias"] = (1, count)
-    if any(name.endswith(".up_proj") and ".shared_experts." in name for name in family.natively_named().roles):
+    if "mlp.shared_experts.down_proj" in family.natively_named().roles:
         every = fields.get("moe_shared_expert_intermediate_size", inner * fields.get(experts.shared, 1))
-        wide = {"gate": (every, hidden), "up": (every, hidden), "down": (hidden, every)}
-        shapes |= {f"mlp.shared_experts.{name}_proj.weight": shape for name, shape in wide.items()}
-    if "mlp.shared_experts.gate_up_proj" in family.natively_named().roles:
-        every = fields["shared_intermediate_size"]
-        shapes |= {"mlp.shared_experts.gate_up_proj.weight": (2 * every, hidden)}
-        shapes |= {"mlp.shared_experts.down_proj.weight": (hidden, every)}
+        shapes |= _gated_shapes("mlp.shared_experts", fields.get("shared_intermediate_size", every), hidden)
     if (shared := config.get("shared_expert_intermediate_size")) is not None:
-        wide = {"gate": (shared, hidden), "up": (shared, hidden), "down": (hidden, shared)}
-        shapes |= {f"mlp.shared_expert.{name}_proj.weight": shape for name, shape in wide.items()}
+        shapes |= _gated_shapes("mlp.shared_expert", shared, hidden)
         shapes[_SHARED_GATE] = (1, hidden)
     return shapes | {f"mlp.{experts.router}.weight": (count, hidden)}

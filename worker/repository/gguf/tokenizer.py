@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -129,7 +128,7 @@ class GgufTokenizer(msgspec.Struct, frozen=True):
     ends: list[int]
 
 
-class Vocabulary:
+class GgufVocabulary:
     """Texts and kinds of the tokens. Raises ModelFilesError where a file's lists don't fit together."""
 
     def __init__(self, model: GgufModel) -> None:
@@ -199,7 +198,7 @@ def read_tokenizer(model: GgufModel) -> GgufTokenizer:
     if (reason := refusal(model)) is not None:
         raise ModelFilesError(reason)
     make = _MAKERS[model.text("tokenizer.ggml.model")]
-    vocabulary = Vocabulary(model)
+    vocabulary = GgufVocabulary(model)
     special = vocabulary.special_ids()
     try:
         tokenizer, starts = make(vocabulary, special)
@@ -221,7 +220,7 @@ def read_tokenizer(model: GgufModel) -> GgufTokenizer:
     return GgufTokenizer(tokenizer.to_str(), config, vocabulary.end_ids())
 
 
-def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+def _add_tokens(tokenizer: Tokenizer, vocabulary: GgufVocabulary) -> None:
     """Tokens that a text spells out: control tokens are hidden from an answer, those of the user's are not."""
     control = list[AddedToken]()
     defined = list[AddedToken]()
@@ -234,7 +233,7 @@ def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     tokenizer.add_special_tokens(control)
 
 
-def _byte_level(vocabulary: Vocabulary, special: dict[str, int]) -> tuple[Tokenizer, bool]:
+def _byte_level(vocabulary: GgufVocabulary, special: dict[str, int]) -> tuple[Tokenizer, bool]:
     """Byte-level BPE; and whether prompts begin with BOS by default."""
     pre = PRE_TOKENIZERS[vocabulary.model.text("tokenizer.ggml.pre")]
     tokenizer = Tokenizer(models.BPE(vocabulary.ids, vocabulary.merges(), ignore_merges=pre.whole_words))
@@ -245,12 +244,14 @@ def _byte_level(vocabulary: Vocabulary, special: dict[str, int]) -> tuple[Tokeni
     return tokenizer, pre.bos
 
 
-def _sentencepiece(vocabulary: Vocabulary, special: dict[str, int]) -> tuple[Tokenizer, bool]:
+def _sentencepiece(vocabulary: GgufVocabulary, special: dict[str, int]) -> tuple[Tokenizer, bool]:
     """SentencePiece's BPE, whose merges follow from the scores; unknown characters become bytes."""
     return _merged(vocabulary, special, _merges(vocabulary))
 
 
-def _merged(vocabulary: Vocabulary, special: dict[str, int], merges: list[tuple[str, str]]) -> tuple[Tokenizer, bool]:
+def _merged(
+    vocabulary: GgufVocabulary, special: dict[str, int], merges: list[tuple[str, str]]
+) -> tuple[Tokenizer, bool]:
     unknown = vocabulary.texts[special["unk_token"]] if "unk_token" in special else None
     bytes_too = "<0x00>" in vocabulary.ids
     tokenizer = Tokenizer(models.BPE(vocabulary.ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=bytes_too))
@@ -262,12 +263,12 @@ def _merged(vocabulary: Vocabulary, special: dict[str, int], merges: list[tuple[
     return tokenizer, True
 
 
-def _listed_sentencepiece(vocabulary: Vocabulary, special: dict[str, int]) -> tuple[Tokenizer, bool]:
+def _listed_sentencepiece(vocabulary: GgufVocabulary, special: dict[str, int]) -> tuple[Tokenizer, bool]:
     """The same of a file that lists its merges."""
     return _merged(vocabulary, special, vocabulary.merges())
 
 
-def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def _merges(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
     """Each cut of a token into two tokens, the best score first: SentencePiece merges by the score of the result."""
     ids = vocabulary.ids
     scores = vocabulary.scores()
@@ -286,7 +287,7 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     return [(left, right) for _, _, left, right in merges]
 
 
-_MAKERS: dict[str, Callable[[Vocabulary, dict[str, int]], tuple[Tokenizer, bool]]] = {
+_MAKERS: dict[str, Callable[[GgufVocabulary, dict[str, int]], tuple[Tokenizer, bool]]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
     "gemma4": _listed_sentencepiece,
@@ -351,14 +352,8 @@ def _read(path: Path) -> GgufTokenizer | None:
 
 def _keep(path: Path, made: GgufTokenizer) -> None:
     content = msgspec.msgpack.encode(made)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cache_files.made_folder(KIND)
     if not cache_files.make_room(KIND, len(content), MOST_BYTES, SPARE_BYTES):
         return
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix="write-", delete=False) as fresh:
-        try:
-            fresh.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-            fresh.flush()
-            Path(fresh.name).replace(path)  # whole or not at all, however many write it
-        except BaseException:
-            Path(fresh.name).unlink(missing_ok=True)
-            raise
+    with cache_files.replacing(path) as file:
+        file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)

@@ -19,7 +19,7 @@ from worker.sampling.sampler import (
     STEP,
     LogitsHealth,
     NoTokenLeft,
-    Sampled,
+    SampledToken,
     SamplingRow,
     describe,
     row_key,
@@ -267,7 +267,7 @@ class TensorSampler:
             tokens.index_copy_(0, where, _draw_from_all(scaled, [rows[index] for index in drawn]))
         return tokens.where(logits.isfinite().all(dim=-1), NOT_FINITE)
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
         """One token for each row of `logits` [rows, vocabulary] (float32 or float64, finite; not changed). Raises
         NoTokenLeft."""
         if logits.ndim != 2 or logits.shape[0] != len(rows):
@@ -282,7 +282,7 @@ class TensorSampler:
                 tokens[index] = token
         tokens = [token if row.forced is None else row.forced for token, row in zip(tokens, rows, strict=True)]
         logprobs = _logprobs(logits, rows, tokens)
-        return [Sampled(token, logprobs.get(index)) for index, token in enumerate(tokens)]
+        return [SampledToken(token, logprobs.get(index)) for index, token in enumerate(tokens)]
 
 
 def _on(
@@ -545,7 +545,7 @@ class TensorLogits:
         sick = [row for row in suspects if not bool(logits[row].isfinite().all())]
         return {row: describe(logits[row].cpu().numpy()) for row in sick}
 
-    def sample(self, indices: list[int], rows: list[SamplingRow]) -> list[Sampled]:
+    def sample(self, indices: list[int], rows: list[SamplingRow]) -> list[SampledToken]:
         """A token for each of the rows `indices`. Raises NoTokenLeft."""
         logits = self._logits if len(indices) == len(self._logits) else self._logits[indices]
         return self._sampler.sample(logits, rows)

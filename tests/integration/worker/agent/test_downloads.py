@@ -22,7 +22,7 @@ from tests.hub import Hub
 from tests.integration.worker.agent.agent_scene import AgentScene
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.waiting import until
-from worker.repository.download import Download
+from worker.repository.source import Download
 
 HUNG = [f"org/hung{number}" for number in range(4)]
 

@@ -23,7 +23,7 @@ from tests.supervisor import ROOT, supervised
 from tests.waiting import until
 from worker.agent import standby as standby_module
 from worker.agent.replica import Exit, ReplicaProcesses
-from worker.agent.standby import Preparation, Standby
+from worker.agent.standby import Standby, StandbyModel
 from worker.agent.supervision.client import SupervisorClient
 from worker.agent.supervision.wire import AT_ONCE
 from worker.native import host
@@ -136,7 +136,7 @@ def test_a_host_s_first_library_is_compiled_while_the_standby_imports(
 
 def test_one_is_kept_and_prepares_what_is_in_use(stand_in: Path, standby: Standby) -> None:
     """A second one never starts; it is ready once it has prepared the models, among them one that a rank needs."""
-    first, second = Preparation("first", "auto", "cpu"), replica_of(standby).preparation
+    first, second = StandbyModel("first", "auto", "cpu"), replica_of(standby).preparation
     standby.tend([first], serving=True)
     wait_for(standby, "ready")
     process = standby._process
@@ -148,7 +148,7 @@ def test_one_is_kept_and_prepares_what_is_in_use(stand_in: Path, standby: Standb
 def test_the_vocabulary_is_prepared_once_the_ranks_serve(stand_in: Path, standby: Standby) -> None:
     """The rank is forked as soon as the code of its model is imported: the first leader makes its own vocabulary, and
     the standby makes one at low priority for the next."""
-    model = Preparation("first", "auto", "cpu", leads=True)
+    model = StandbyModel("first", "auto", "cpu", leads=True)
     code = model._replace(leads=False)
     wait_for(standby, "ready")
     assert standby.awaited(model) is (standby.state == "starting")
@@ -262,10 +262,10 @@ def test_preparing_imports_the_code_and_touches_no_device(
     assert "cuda:63" in redis.run(poison_history(MODEL, REPLICA))[0].message
     folder = str(make("llama", tmp_path / "llama"))
     code = (
-        "import sys; from worker.agent.standby import Preparation;"
+        "import sys; from worker.agent.standby import StandbyModel;"
         "from worker.agent.supervision.fork_server import *;"
         "from worker.standby_process import import_all, prepare_model;"
-        f"import_all(); prepare_model(Preparation({folder!r}, 'float64', 'cpu'));"
+        f"import_all(); prepare_model(StandbyModel({folder!r}, 'float64', 'cpu'));"
         "assert 'transformers.models.llama.modeling_llama' in sys.modules; assert not reason_against_fork();"
         "from worker.repository.assets import read_assets; from worker.repository.files import inspect;"
         "from worker.sampling.grammars import vocabulary_of; from pathlib import Path;"

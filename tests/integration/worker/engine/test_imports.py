@@ -24,10 +24,10 @@ from worker.collective import Solo
 from worker.kv.slabs import SlabStore
 from worker.models.served import Row, flatten
 from worker.models.loading import load
-from worker.standby_process import Preparation, import_all, prepare_model
+from worker.standby_process import StandbyModel, import_all, prepare_model
 import_all()
 for folder in sys.argv[1:]:
-    prepare_model(Preparation(folder, "auto", "cpu"))
+    prepare_model(StandbyModel(folder, "auto", "cpu"))
     model = load(Path(folder), collective=Solo(), quant="int8")
     row = Row(1, [1, 2, 3], 0, True)
     model.forward(flatten([row], SlabStore(model.cache_layout, 128).begin([row.extent])))

@@ -245,7 +245,9 @@ def test_a_gpu_tries_once_and_reads_then(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(runner, "run", run)
     monkeypatch.setattr(
-        choice, "subject_of", lambda device, shapes, names: records.Subject("H100", {}, {"names": " ".join(names)})
+        choice,
+        "subject_of",
+        lambda device, shapes, names: records.Circumstances("H100", {}, {"names": " ".join(names)}),
     )
     told: list[int] = []
     for _ in range(2):
@@ -266,9 +268,9 @@ def test_trials_that_can_t_run_switch_nothing_off(monkeypatch: pytest.MonkeyPatc
         raise runner.NotTried("the device is busy")
 
     monkeypatch.setattr(runner, "run", fail)
-    monkeypatch.setattr(choice, "subject_of", lambda device, shapes, names: records.Subject("H100", {}, {}))
+    monkeypatch.setattr(choice, "subject_of", lambda device, shapes, names: records.Circumstances("H100", {}, {}))
     with capture_logs() as logs:
         choice.choose_collective("cuda:0")
     assert logs[-1]["reason"] == "the device is busy" and logs[-1]["log_level"] == "warning"
     assert switches.reason_off("collective.nccl") is None
-    assert records.read(records.Subject("H100", {}, {})) is None
+    assert records.read(records.Circumstances("H100", {}, {})) is None

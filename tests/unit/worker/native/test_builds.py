@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from worker.native import compiled, host
-from worker.native.compiled import Variant
+from worker.native.compiled import InstructionSet
 
 SOURCE = """
 extern "C" const char* furrow_check(const long* shapes, long count) {
@@ -20,7 +20,11 @@ extern "C" const char* furrow_check(const long* shapes, long count) {
 }
 extern "C" int answer() { return %d; }
 """
-BEST, PLAIN, OTHER = Variant("best", ("fast",), ()), Variant("plain", (), ()), Variant("other", ("absent",), ())
+BEST, PLAIN, OTHER = (
+    InstructionSet("best", ("fast",), ()),
+    InstructionSet("plain", (), ()),
+    InstructionSet("other", ("absent",), ()),
+)
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
 
@@ -40,7 +44,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def bring(source: Path, variant: Variant, answer: int, wrong: str = "false") -> Path:
+def bring(source: Path, variant: InstructionSet, answer: int, wrong: str = "false") -> Path:
     """Compile what a wheel would have."""
     text = source.parent / f"{variant.name}.cpp"
     text.write_text(SOURCE % (wrong, answer))

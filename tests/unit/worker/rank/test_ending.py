@@ -17,8 +17,8 @@ from control.errors import (
 from control.messages import Assignment, ModelSpec
 from worker.models.torch import layers
 from worker.native import compiled
-from worker.rank.ending import exit_status
 from worker.rank.exit_codes import LOAD_FAILED, REFUSED
+from worker.rank_process import exit_status
 
 
 def failed_load(cause: FurrowError) -> GroupError:

@@ -12,7 +12,7 @@ import torch
 from control.messages import TokenLogprobs
 from tests.unit.worker.sampling.test_sampler import row
 from worker.native.library import threads_here
-from worker.sampling.sampler import NoTokenLeft, Sampled, Sampler, SamplingRow
+from worker.sampling.sampler import NoTokenLeft, SampledToken, Sampler, SamplingRow
 from worker.sampling.torch.sampler import TensorSampler
 
 VOCABULARIES = (2, 8, 50, 999, 5003)
@@ -53,7 +53,7 @@ def any_row(chance: random.Random, vocabulary: int) -> SamplingRow:
     return one if one.forbidden or chance.random() < 0.95 else dataclasses.replace(one, forced=some[54])
 
 
-def sampled_by(sampler: Sampler | TensorSampler, logits: torch.Tensor, one: SamplingRow) -> Sampled | None:
+def sampled_by(sampler: Sampler | TensorSampler, logits: torch.Tensor, one: SamplingRow) -> SampledToken | None:
     try:
         rows = logits if isinstance(sampler, TensorSampler) else logits.numpy()
         return sampler.sample(rows, [one])[0]  # type: ignore[arg-type]

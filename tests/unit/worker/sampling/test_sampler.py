@@ -16,14 +16,14 @@ from transformers import MinPLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
 from control.messages import Sampling
 from worker.native.library import threads_here
-from worker.sampling.sampler import NoTokenLeft, Sampled, Sampler, SamplingRow, row_key
+from worker.sampling.sampler import NoTokenLeft, SampledToken, Sampler, SamplingRow, row_key
 from worker.sampling.torch.sampler import TensorSampler, gumbel, key_column, noise_bits
 
 VOCABULARY = 200
 PROMISED = [126, 179, 199, 135, 173, 104]
 
 
-Sample = Callable[[torch.Tensor, list[SamplingRow]], list[Sampled]]
+Sample = Callable[[torch.Tensor, list[SamplingRow]], list[SampledToken]]
 
 
 @pytest.fixture(scope="module", params=["torch", "C++"])

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from worker.selftest import records, switches
-from worker.selftest.records import Record, Result, Subject
+from worker.selftest.records import Circumstances, Record, Result
 
-SUBJECT = Subject("NVIDIA H100 80GB", {"torch": "2.13"}, {"hidden": "64"})
+SUBJECT = Circumstances("NVIDIA H100 80GB", {"torch": "2.13"}, {"hidden": "64"})
 WRONG = Result("triton.norm", "1 x 64", "float16", "differs", "by 2")
 
 
