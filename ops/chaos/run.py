@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from ops.chaos.errors import Harm, NoEffect
 from ops.chaos.faults import FAULTS, ON_ANY_FARM
 from ops.chaos.load import Checked, Load, longest_silence
 from ops.chaos.system.target import Target, View
+from ops.harness.program import summarise
 
 EARLY = 0.25
 """Share of strikes that do not wait for the recovery from the strike before."""
@@ -149,7 +149,8 @@ def rows(struck: Sequence[Struck], checked: Sequence[Checked]) -> list[Row]:
 def _row(kind: str, struck: list[Struck], checked: Sequence[Checked]) -> Row:
     met = [(one, stream) for one in struck for stream in checked if under_way(stream, one)]
     gaps = [longest_silence(stream.attempt, one.began, one.ended) for one, stream in met]
-    seconds = sorted(gap for gap in gaps if gap is not None)
+    seconds = [gap for gap in gaps if gap is not None]
+    summary = summarise(seconds) if seconds else None
     return Row(
         kind=kind,
         strikes=len(struck),
@@ -157,9 +158,9 @@ def _row(kind: str, struck: list[Struck], checked: Sequence[Checked]) -> Row:
         streams=len(met),
         exact=sum(not stream.findings for _, stream in met),
         resumed=sum(again(stream, one) for one, stream in met),
-        gap_median_s=statistics.median(seconds) if seconds else math.nan,
-        gap_p99_s=seconds[math.ceil(0.99 * len(seconds)) - 1] if seconds else math.nan,
-        gap_worst_s=seconds[-1] if seconds else math.nan,
+        gap_median_s=summary.p50 if summary else math.nan,
+        gap_p99_s=summary.p99 if summary else math.nan,
+        gap_worst_s=summary.max if summary else math.nan,
     )
 
 

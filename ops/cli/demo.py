@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
 import os
 import re
 import signal
@@ -13,10 +11,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+
+import httpx
 
 from control.placement import farm
 from control.process import child_environment
@@ -24,7 +24,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from control.replicas import health
 from control.settings import keeps_standby
-from ops.client.events import parsed
+from ops.cli.run.answer import Answer
 from ops.common.waiting import NotInTime, until
 
 QUESTIONS = ("What is a poisoned replica?", "Count from 1 to 20.")
@@ -95,22 +95,26 @@ def show(address: str, question: str, strike: Callable[[], str] | None = None) -
     print(f"user:  {question}\nmodel: ", end="", flush=True)
     started = time.monotonic()
     times = list[float]()
-    answer = ""
-    reason = None
-    for piece, finish in stream(address, question):
-        if piece:
-            times.append(time.monotonic())
-        answer, reason = answer + piece, finish or reason
-        print(piece, end="", flush=True)
-        if strike is not None and len(times) == STRIKE_AFTER:
-            print(f"\n       >>> {strike()} <<<\n       ", end="", flush=True)
+    messages = [{"role": "user", "content": question}]
+    body = {"model": "demo", "messages": messages, "stream": True, "temperature": 0, "max_tokens": LONGEST}
+    with httpx.Client(base_url=f"http://{address}", timeout=120, trust_env=False) as http:
+        answer = Answer(http, "/v1/chat/completions", body)
+        for piece in answer:
+            if piece.text:
+                times.append(time.monotonic())
+            print(piece.text, end="", flush=True)
+            if strike is not None and len(times) == STRIKE_AFTER:
+                print(f"\n       >>> {strike()} <<<\n       ", end="", flush=True)
+        answer.close()
+    if answer.error:
+        raise RuntimeError(answer.error)
     first, last = (times[0], times[-1]) if times else (started, started)
     speed = f"{(len(times) - 1) / (last - first):.0f} chunks/s" if len(times) > 1 else "no chunks"
-    notes = [f"first token {1000 * (first - started):.0f} ms", speed, f"finish_reason {reason}"]
+    notes = [f"first token {1000 * (first - started):.0f} ms", speed, f"finish_reason {answer.finish}"]
     if strike is not None and len(times) > 1:
         notes.insert(1, f"longest pause {max(after - before for before, after in pairwise(times)):.2f} s")
     print(f"\n       [{', '.join(notes)}]\n")
-    return answer if reason == "stop" else None
+    return answer.text if answer.finish == "stop" else None
 
 
 def survive(address: str, data: Path, rank: int) -> bool:
@@ -144,22 +148,6 @@ def wait_for_standby(client: SyncRedis) -> None:
     print("(waiting until the standby process has imported its libraries)\n", flush=True)
     with suppress(NotInTime):  # the strike then costs a little more
         until(lambda: farm.standbys(client) == ["ready"], "the standby is ready", STANDBY_LIMIT_S)
-
-
-def stream(address: str, question: str) -> Iterator[tuple[str, str | None]]:
-    """Text and finish reason of each chunk of a streamed chat completion."""
-    connection = http.client.HTTPConnection(address, timeout=120)
-    messages = [{"role": "user", "content": question}]
-    body = {"model": "demo", "messages": messages, "stream": True, "temperature": 0, "max_tokens": LONGEST}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    if response.status != 200:
-        raise RuntimeError(f"HTTP {response.status}: {response.read().decode()}")
-    for event in parsed(response):
-        if event.data.startswith(b"{"):
-            for choice in json.loads(event.data).get("choices", []):
-                yield choice["delta"].get("content") or "", choice["finish_reason"]
-    connection.close()
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import click
 
@@ -15,7 +16,7 @@ from control.cache import KINDS, Entry
 from control.errors import ModelFilesError
 from control.sizes import in_words
 from ops.cli.progress import Stage, Waiting
-from ops.cli.tables import echo_json, echo_line, echo_table, json_option
+from ops.cli.tables import echo_line, echo_list, json_option
 from worker.repository.download import Download
 from worker.repository.download_progress import Downloaded
 from worker.repository.local_models import CachedModel, cached_models, remove
@@ -48,27 +49,22 @@ def list_models(as_json: bool) -> None:
     They are in the cache of Hugging Face files (HF_HOME), which other programs use too, and in Furrow's own.
     """
     models = cached_models()
-    if as_json:
-        echo_json(
-            [
-                {
-                    "name": one.name,
-                    "path": str(one.path),
-                    "bytes": one.bytes,
-                    "used_at": _when(one),
-                    "complete": one.complete,
-                }
-                for one in models
-            ]
-        )
-        return
-    if not models:
-        click.echo(f"No model is downloaded; {cache_folder(None, os.environ)[0]} has none.")
-        return
-    rows = [("NAME", "SIZE", "LAST USE", "FILES")]
-    rows += [(one.name, in_words(one.bytes), _when(one), "all" if one.complete else "incomplete") for one in models]
-    echo_table(rows)
-    click.echo(f"{len(models)} models, {in_words(sum(one.bytes for one in models))}")
+    nothing = f"No model is downloaded; {cache_folder(None, os.environ)[0]} has none."
+    if echo_list(models, COLUMNS, nothing, as_json, _model_described):
+        click.echo(f"{len(models)} models, {in_words(sum(one.bytes for one in models))}")
+
+
+COLUMNS: dict[str, Callable[[CachedModel], str]] = {
+    "NAME": lambda one: one.name,
+    "SIZE": lambda one: in_words(one.bytes),
+    "LAST USE": lambda one: _when(one),
+    "FILES": lambda one: "all" if one.complete else "incomplete",
+}
+
+
+def _model_described(one: CachedModel) -> dict[str, Any]:
+    about = {"name": one.name, "path": str(one.path), "bytes": one.bytes}
+    return about | {"used_at": _when(one), "complete": one.complete}
 
 
 @click.command(short_help="Delete downloaded models.")
@@ -96,9 +92,6 @@ def _when(used: CachedModel | Entry) -> str:
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
 @click.group()
 def cache() -> None:
     """List and clear what this host keeps to start faster: packed weights, libraries, models from packages, tokenizers.
@@ -113,22 +106,21 @@ def cache() -> None:
 def list_entries(as_json: bool) -> None:
     """List the files of the cache with size and last use, the newest first."""
     entries = _all()
-    if as_json:
-        described = [
-            {"kind": one.kind, "name": one.name, "path": str(one.path), "bytes": one.bytes, "used_at": _when(one)}
-            for one in entries
-        ]
-        echo_json(described)
-        return
-    if not entries:
-        click.echo(f"The cache {cache_files.folder('weights').parent} is empty.")
-        return
-    rows = [("KIND", "SIZE", "LAST USE", "NAME")]
-    rows += [(one.kind, _size(one.bytes), _when(one), one.name) for one in entries]
-    echo_table(rows)
-    click.echo(
-        f"{len(entries)} files, {_size(sum(one.bytes for one in entries))}, in {cache_files.folder('weights').parent}"
-    )
+    folder = cache_files.folder("weights").parent
+    if echo_list(entries, ENTRY_COLUMNS, f"The cache {folder} is empty.", as_json, _entry_described):
+        click.echo(f"{len(entries)} files, {in_words(sum(one.bytes for one in entries))}, in {folder}")
+
+
+ENTRY_COLUMNS: dict[str, Callable[[Entry], str]] = {
+    "KIND": lambda one: one.kind,
+    "SIZE": lambda one: in_words(one.bytes),
+    "LAST USE": lambda one: _when(one),
+    "NAME": lambda one: one.name,
+}
+
+
+def _entry_described(one: Entry) -> dict[str, Any]:
+    return {"kind": one.kind, "name": one.name, "path": str(one.path), "bytes": one.bytes, "used_at": _when(one)}
 
 
 @cache.command()
@@ -148,7 +140,7 @@ def clear(what: tuple[str, ...]) -> None:
     chosen = [one for one in entries if "all" in what or one.kind in what or one.name in what]
     undeletable = [one for one in chosen if not cache_files.remove(one)]
     removed = [one for one in chosen if one not in undeletable]
-    click.echo(f"{len(removed)} files deleted, {_size(sum(one.bytes for one in removed))}.")
+    click.echo(f"{len(removed)} files deleted, {in_words(sum(one.bytes for one in removed))}.")
     for one in undeletable:
         echo_line(f"furrow: {one.path} can't be deleted: no permission.", err=True)
     sys.exit(1 if undeletable else 0)
@@ -157,11 +149,3 @@ def clear(what: tuple[str, ...]) -> None:
 def _all() -> list[Entry]:
     entries: Iterable[Entry] = (one for kind in KINDS for one in cache_files.entries(kind))
     return sorted(entries, key=lambda one: -one.used_at)
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    unit = 0
-    while size >= 1024 and unit < len(_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import click
 import msgspec
@@ -18,7 +19,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from control.replicas import health
 from control.sizes import in_words
-from ops.cli.tables import echo_json, echo_line, echo_table, json_option
+from ops.cli.tables import echo_json, echo_line, echo_list, json_option
 
 
 class HostRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +40,17 @@ def _memory(device: farm.DeviceMemory) -> str:
     if device.given is not None:
         return f"{name}{in_words(device.assigned)} of {in_words(device.given)} planned"
     return f"{name}{in_words(device.free)} free" if device.free is not None else f"{name}not known"
+
+
+COLUMNS: dict[str, Callable[[HostRow], str]] = {
+    "HOST": lambda one: one.id,
+    "STATE": lambda one: one.state,
+    "VERSION": lambda one: one.version or "-",
+    "DEVICES": lambda one: ",".join(one.devices) or "cpu",
+    "ENGINES": lambda one: ",".join(one.engines) or "-",
+    "MEMORY": lambda one: "; ".join(map(_memory, one.memory)) or "-",
+    "REPLICAS": lambda one: " ".join(one.replicas) or "-",
+}
 
 
 @click.command()
@@ -62,25 +74,7 @@ def hosts(as_json: bool, redis_url: str | None) -> None:
         )
         for one in farm.host_cards(client)
     ]
-    if as_json:
-        echo_json(cards)
-        return
-    if not cards:
-        click.echo("No hosts. Start one with `furrow worker`.")
-        return
-    rows = [
-        (
-            one.id,
-            one.state,
-            one.version or "-",
-            ",".join(one.devices) or "cpu",
-            ",".join(one.engines) or "-",
-            "; ".join(map(_memory, one.memory)) or "-",
-            " ".join(one.replicas) or "-",
-        )
-        for one in cards
-    ]
-    echo_table([("HOST", "STATE", "VERSION", "DEVICES", "ENGINES", "MEMORY", "REPLICAS"), *rows])
+    echo_list(cards, COLUMNS, "No hosts. Start one with `furrow worker`.", as_json)
 
 
 # --- drain ------------------------------------------------------------------------------------------------------------

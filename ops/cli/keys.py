@@ -13,11 +13,11 @@ import msgspec
 
 from api.schemas.farm import key_card
 from control import access
-from control.access import ApiKey
+from control.access import ApiKey, Usage
 from control.errors import SettingsError
 from control.keys import CLASSES
 from control.operations.options import connect_to_farm, redis_option
-from ops.cli.tables import echo_json, echo_line, echo_table, json_option
+from ops.cli.tables import echo_json, echo_line, echo_list, json_option
 
 _UNITS = {"m": 60, "h": 3_600, "d": 86_400}
 
@@ -71,20 +71,22 @@ def list_all(redis_url: str | None, as_json: bool, everything: bool) -> None:
     now = time.time()
     cards = access.list_keys(connect_to_farm(redis_url))
     shown = [(key, used) for key, used in cards if everything or key.state(now) == "active"]
-    if as_json:
-        echo_json([key_card(key, now, used) for key, used in shown])
-        return
-    rows: list[tuple[str, ...]] = [
-        ("ID", "NAME", "TENANT", "STATE", "ADMIN", "RPM", "TPM", "AT ONCE", "CAP", "MODELS", "CREATED", "USED")
-    ]
-    for key, used in shown:
-        limits = [str(limit or "-") for limit in (key.rpm, key.tpm, key.max_concurrent)]
-        about = (key.id, key.name, key.tenant, key.state(now), "yes" if key.admin else "-", *limits)
-        rows.append((*about, key.priority_cap, ",".join(key.models) or "all", day(key.created), day(used)))
-    if len(rows) == 1:
-        click.echo("No API keys. Make one with `furrow keys create`.")
-        return
-    echo_table(rows)
+    columns: dict[str, Callable[[tuple[ApiKey, int]], object]] = {
+        "ID": lambda one: one[0].id,
+        "NAME": lambda one: one[0].name,
+        "TENANT": lambda one: one[0].tenant,
+        "STATE": lambda one: one[0].state(now),
+        "ADMIN": lambda one: "yes" if one[0].admin else "-",
+        "RPM": lambda one: one[0].rpm or "-",
+        "TPM": lambda one: one[0].tpm or "-",
+        "AT ONCE": lambda one: one[0].max_concurrent or "-",
+        "CAP": lambda one: one[0].priority_cap,
+        "MODELS": lambda one: ",".join(one[0].models) or "all",
+        "CREATED": lambda one: day(one[0].created),
+        "USED": lambda one: day(one[1]),
+    }
+    nothing = "No API keys. Make one with `furrow keys create`."
+    echo_list(shown, columns, nothing, as_json, lambda one: key_card(one[0], now, one[1]))
 
 
 @keys.command()
@@ -139,18 +141,18 @@ def usage(redis_url: str | None, as_json: bool, key: str | None, days: int) -> N
     """
     client = connect_to_farm(redis_url)
     days_of_use = access.usage(client, days, access.find(client, key).id if key is not None else None)
-    if as_json:
-        echo_json(days_of_use)
-        return
-    if not days_of_use:
-        click.echo("Nothing was used.")
-        return
     names = {one.id: one.name for one, _ in access.list_keys(client)}
-    rows: list[tuple[str, ...]] = [("DAY", "KEY", "NAME", "MODEL", "REQUESTS", "PROMPT", "CACHED", "COMPLETION")]
-    for one in days_of_use:
-        counts = (one.requests, one.prompt_tokens, one.cached_tokens, one.completion_tokens)
-        rows.append((one.date, one.key, names.get(one.key, "-"), one.model, *map(str, counts)))
-    echo_table(rows)
+    columns: dict[str, Callable[[Usage], object]] = {
+        "DAY": lambda one: one.date,
+        "KEY": lambda one: one.key,
+        "NAME": lambda one: names.get(one.key, "-"),
+        "MODEL": lambda one: one.model,
+        "REQUESTS": lambda one: one.requests,
+        "PROMPT": lambda one: one.prompt_tokens,
+        "CACHED": lambda one: one.cached_tokens,
+        "COMPLETION": lambda one: one.completion_tokens,
+    }
+    echo_list(days_of_use, columns, "Nothing was used.", as_json)
 
 
 def fields_of(limits: dict[str, Any]) -> dict[str, Any]:

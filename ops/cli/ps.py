@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import click
@@ -15,7 +16,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
 from control.replicas import health
 from control.sizes import in_words
-from ops.cli.tables import duration, echo_json, echo_line, echo_table, json_option
+from ops.cli.tables import duration, echo_list, json_option
 
 
 class RunningReplica(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +63,21 @@ def running_replicas(client: SyncRedis) -> list[RunningReplica]:
     return rows
 
 
+COLUMNS: dict[str, Callable[[RunningReplica], object]] = {
+    "MODEL": lambda one: one.model,
+    "REPLICA": lambda one: one.replica,
+    "STATE": lambda one: one.state,
+    "HOST": lambda one: one.host or "-",
+    "DEVICES": lambda one: ",".join(one.devices) or "-",
+    "MEMORY": lambda one: in_words(one.memory_bytes),
+    "RUNNING": lambda one: one.running,
+    "QUEUED": lambda one: one.queued,
+    "SERVING FOR": lambda one: (
+        "-" if one.serving_since_ms is None else duration(max(0, now_ms() - one.serving_since_ms))
+    ),
+}
+
+
 @click.command()
 @json_option
 @redis_option
@@ -70,23 +86,8 @@ def ps(as_json: bool, redis_url: str | None) -> None:
 
     A replica that can't run is in `furrow models list`, with the reason.
     """
-    replicas = running_replicas(connect_to_farm(redis_url))
-    if as_json:
-        echo_json(replicas)
-        return
-    if not replicas:
-        click.echo("Nothing runs. `furrow models load MODEL` loads a model; `furrow models list` shows what is wanted.")
-        return
-    now = now_ms()
-    rows = [
-        (
-            *(one.model, one.replica, one.state, one.host or "-", ",".join(one.devices) or "-"),
-            *(in_words(one.memory_bytes), str(one.running), str(one.queued)),
-            "-" if one.serving_since_ms is None else duration(max(0, now - one.serving_since_ms)),
-        )
-        for one in replicas
-    ]
-    echo_table([("MODEL", "REPLICA", "STATE", "HOST", "DEVICES", "MEMORY", "RUNNING", "QUEUED", "SERVING FOR"), *rows])
+    nothing = "Nothing runs. `furrow models load MODEL` loads a model; `furrow models list` shows what is wanted."
+    echo_list(running_replicas(connect_to_farm(redis_url)), COLUMNS, nothing, as_json)
 
 
 # --- history ----------------------------------------------------------------------------------------------------------
@@ -101,16 +102,8 @@ def history(model: str, as_json: bool, redis_url: str | None) -> None:
 
     Up to 64 of each are kept for a replica.
     """
-    client = connect_to_farm(redis_url)
-    events = events_of(client, model)
-    if as_json:
-        echo_json(events)
-        return
-    if not events:
-        echo_line(f"No epochs of '{model}' are known.")
-        return
-    rows = [(_when(one.at_ms), one.replica, str(one.epoch), one.event, _detail(one)) for one in events]
-    echo_table([("TIME", "REPLICA", "EPOCH", "EVENT", "DETAIL"), *rows])
+    events = events_of(connect_to_farm(redis_url), model)
+    echo_list(events, EVENT_COLUMNS, f"No epochs of '{model}' are known.", as_json)
 
 
 def _detail(one: EpochEvent) -> str:
@@ -119,6 +112,15 @@ def _detail(one: EpochEvent) -> str:
         return f"{rank}{one.kind}: {one.message}"
     stages = (("gathered", one.gathered_ms), ("joined", one.joined_ms), ("loaded", one.loaded_ms))
     return ", ".join(f"{name} in {duration(ms or 0)}" for name, ms in stages)
+
+
+EVENT_COLUMNS: dict[str, Callable[[EpochEvent], object]] = {
+    "TIME": lambda one: _when(one.at_ms),
+    "REPLICA": lambda one: one.replica,
+    "EPOCH": lambda one: one.epoch,
+    "EVENT": lambda one: one.event,
+    "DETAIL": _detail,
+}
 
 
 def _when(at_ms: int) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -23,8 +24,8 @@ from control.redis.connection import run
 from control.requests import DeadLetter
 from control.requests.upkeep.replay import TENANT, Difference, KeptRequest, differences, find_kept, fingerprints
 from control.requests.upkeep.replay import replay as compute_again
-from control.requests.upkeep.running import bare_id, life_of
-from ops.cli.tables import duration, echo_json, echo_line, echo_table, json_option
+from control.requests.upkeep.running import OpenRequest, bare_id, life_of
+from ops.cli.tables import duration, echo_json, echo_line, echo_list, json_option
 
 MOST = 1_000
 
@@ -43,21 +44,21 @@ def list_requests(model: str | None, tenant: str | None, as_json: bool, redis_ur
     """List the oldest 1,000 requests that wait or run, oldest first."""
     client = connect_to_farm(redis_url)
     open_requests = control_requests.open_requests(client, catalog.model_names(client, model), MOST, tenant)
-    if as_json:
-        echo_json(open_requests)
-        return
-    if not open_requests:
-        click.echo("No requests wait or run.")
-        return
-    header = ("ID", "MODEL", "STATE", "AGE", "TENANT", "PRIORITY", "PROMPT", "ANSWER", "ATTEMPTS", "REPLICA")
-    rows = [
-        (
-            *(one.id, one.model, "cancelled" if one.cancelled else one.state, duration(one.age_ms), one.tenant),
-            *(one.priority, str(one.prompt_tokens), str(one.completion_tokens), str(one.attempts), one.replica or "-"),
-        )
-        for one in open_requests
-    ]
-    echo_table([header, *rows])
+    echo_list(open_requests, COLUMNS, "No requests wait or run.", as_json)
+
+
+COLUMNS: dict[str, Callable[[OpenRequest], object]] = {
+    "ID": lambda one: one.id,
+    "MODEL": lambda one: one.model,
+    "STATE": lambda one: "cancelled" if one.cancelled else one.state,
+    "AGE": lambda one: duration(one.age_ms),
+    "TENANT": lambda one: one.tenant,
+    "PRIORITY": lambda one: one.priority,
+    "PROMPT": lambda one: one.prompt_tokens,
+    "ANSWER": lambda one: one.completion_tokens,
+    "ATTEMPTS": lambda one: one.attempts,
+    "REPLICA": lambda one: one.replica or "-",
+}
 
 
 @requests.command()

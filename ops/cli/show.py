@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -30,6 +28,7 @@ from worker.repository.pooling import pooling_of
 from worker.repository.source import on_this_host
 from worker.repository.validation import context_length
 from worker.weights.gguf import GgufModel
+from worker.weights.safetensors_header import read_headers
 from worker.weights.schemes import scheme_of
 
 
@@ -292,16 +291,9 @@ def _types(tensors: list[_Tensor]) -> dict[str, TensorKind]:
 
 
 def _tensors(paths: list[Path]) -> Iterator[_Tensor]:
-    for path in paths:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header: dict[str, Any] = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                shape = tuple(entry["shape"])
-                kind = str(entry["dtype"])
-                yield _Tensor(name, kind.lower(), shape, end - begin, _weights(name, kind, shape))
+    for name, one in read_headers(paths).items():
+        kind = one.type.name
+        yield _Tensor(name, kind.lower(), one.shape, one.bytes, _weights(name, kind, one.shape))
 
 
 def _weights(name: str, kind: str, shape: tuple[int, ...]) -> int:

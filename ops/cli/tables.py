@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO, TypeVar
 
 import click
 import msgspec
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+Item = TypeVar("Item")
 
 LONGEST_CELL = 500
 """Characters of a cell; the rest is cut off. JSON has all of it."""
@@ -65,6 +67,25 @@ def echo_table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def echo_list(
+    items: Sequence[Item],
+    columns: Mapping[str, Callable[[Item], object]],
+    nothing: str,
+    as_json: bool,
+    described: Callable[[Item], Any] = lambda item: item,
+) -> bool:
+    """A row for each item, with the headings of `columns` and what they make of it; `nothing` is the line for no items.
+    As JSON each item is what `described` makes of it. True if a table was printed."""
+    if as_json:
+        echo_json([described(item) for item in items])
+    elif not items:
+        echo_line(nothing)
+    else:
+        echo_table([tuple(columns), *([str(cell(item)) for cell in columns.values()] for item in items)])
+        return True
+    return False
 
 
 def echo_json(data: Any) -> None:

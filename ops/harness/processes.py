@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, get_type_hints
@@ -194,17 +193,18 @@ def resident(pid: int) -> float:
     return psutil.Process(pid).memory_info().rss / MIB
 
 
-def memory_of_children() -> float:
-    """MiB of this process's descendants together, each shared page once (PSS); 0 where there are none."""
+def memory_of_children(title: str = "") -> float:
+    """MiB of this process's descendants whose titles begin so, each shared page once (PSS); 0 where there are none."""
     total = 0
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error, OSError):  # it ended meanwhile
-            total += process.memory_full_info().pss
+            if process.name().startswith(title):
+                total += process.memory_full_info().pss
     return total / MIB
 
 
 class Peak:
-    """The largest sum that was seen of this process's descendants at one moment, in MiB.
+    """The largest sum that was seen of this process's descendants with a title at one moment, in MiB.
 
     The peaks that the kernel keeps of each process (VmHWM) are of different moments and count shared pages for each, so
     that their sum is more than was ever used.
@@ -213,60 +213,30 @@ class Peak:
     EVERY_S = 0.2
     """A look takes some milliseconds for each GiB."""
 
-    def __init__(self) -> None:
+    def __init__(self, title: str = "") -> None:
+        self._title = title
         self.mib = 0.0
 
     def look(self) -> None:
-        self.mib = max(self.mib, memory_of_children())
+        self.mib = max(self.mib, memory_of_children(self._title))
 
     @contextmanager
-    def watched(self) -> Generator[None]:
+    def watched(self, every_s: float | None = None) -> Generator[None]:
         """Look again and again. Not while rates are taken, which it would slow down."""
         try:
-            with looking(self.look, self.EVERY_S):
+            with looking(self.look, every_s or self.EVERY_S):
                 yield
         finally:
             self.look()
 
 
-class MemoryByPart:
-    """`samples`: MiB of the parts of a farm, which are descendants of this process, at each look."""
-
-    EVERY_S = 0.5
-
-    def __init__(self) -> None:
-        self.samples: dict[str, list[float]] = defaultdict(list)
-
-    def look(self) -> None:
-        sums: dict[str, float] = defaultdict(float)
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):  # it ended meanwhile
-                part = part_of(process.name(), process.cmdline())
-                if part is not None:
-                    sums[part] += process.memory_info().rss / MIB
-        for part, mib in sums.items():
-            self.samples[part].append(mib)
-
-
-def part_of(name: str, command: Sequence[str]) -> str | None:
-    """Which part of a farm a process is: api, redis, rank; None for any other."""
-    if name.startswith("furrow-rank"):
-        return "rank"
-    if any(name.startswith(server) for server in ("redis", "valkey")):
-        return "redis"
-    return "api" if "api" in command[1:4] else None
-
-
-def growth(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Part → MiB by which the peak of the second half of the time exceeds that of the first. Raises ValueError for
-    less than two samples of a part."""
-    grown: dict[str, float] = {}
-    for part, values in samples.items():
-        if len(values) < 2:
-            raise ValueError(f"{len(values)} samples of {part} say nothing about growth")
-        middle = len(values) // 2
-        grown[part] = max(values[middle:]) - max(values[:middle])
-    return grown
+def growth(values: Sequence[float]) -> float:
+    """By how much the peak of the second half of the values exceeds that of the first. Raises ValueError for less than
+    two."""
+    if len(values) < 2:
+        raise ValueError(f"{len(values)} samples say nothing about growth")
+    middle = len(values) // 2
+    return max(values[middle:]) - max(values[:middle])
 
 
 if __name__ == "__main__":

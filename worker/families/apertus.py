@@ -3,12 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 from worker.families.family import Family
-from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, biases_described
+from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, has_query_bias
 from worker.families.parts import ATTENTION, UNGATED_FEED_FORWARD, WITH_BIAS
 
 
 def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
-    return {"hidden_act": "xielu", "attention_bias": biases_described(model)["attention_bias"]}
+    return {"hidden_act": "xielu", "attention_bias": has_query_bias(model)}
 
 
 _GGUF_NAMES = {

@@ -1,7 +1,7 @@
 from typing import Any
 
 from worker.families.family import BEFORE_BOTH, Family
-from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, biases_described, layers_described
+from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, has_query_bias, layers_described
 from worker.families.parts import DENSE, SLIDING, WINDOWS, all_but_every_pattern
 from worker.families.recurrence import FULL
 
@@ -17,7 +17,7 @@ def _common(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     return {
         "hidden_act": "silu",
         "layer_norm_eps": common["rms_norm_eps"],
-        "attention_bias": biases_described(model)["attention_bias"],
+        "attention_bias": has_query_bias(model),
         "logit_scale": model.real(f"{model.architecture}.logit_scale"),
     }
 

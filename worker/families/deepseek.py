@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from worker.families.family import Experts, Family, TextPart, sparse_but_first
+from worker.families.family import Experts, Family, Roles, TextPart, sparse_but_first
 from worker.families.gguf import (
     KEYS_OF_HEADS,
     ROUTED_LAYER_NAMES,
@@ -12,11 +13,10 @@ from worker.families.gguf import (
     Gguf,
     Metadata,
     layers_described,
-    routing_described,
+    routed_experts_described,
     sparse_layers,
 )
-from worker.families.parts import EXPERTS, FEED_FORWARD, QWEN_EXPERTS, shared
-from worker.families.roles import Roles
+from worker.families.parts import EXPERTS, FEED_FORWARD, QWEN_EXPERTS, ROUTED, ROUTED_EXPERTS, gated
 
 _LATENT: Roles = {
     "self_attn.q_proj": "colwise",
@@ -24,12 +24,12 @@ _LATENT: Roles = {
     "self_attn.kv_b_proj": "colwise",
     "self_attn.o_proj": "rowwise",
 }
-_ROLES: Roles = {**_LATENT, **FEED_FORWARD, **EXPERTS, **shared("shared_experts")}
+_ROLES: Roles = {**_LATENT, **FEED_FORWARD, **EXPERTS, **gated("mlp.shared_experts")}
 _FIELDS = (
     *("rms_norm_eps", "tie_word_embeddings", "intermediate_size", "hidden_act", "attention_bias"),
     *("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "rope_interleave"),
-    *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"),
-    *("n_group", "topk_group", "routed_scaling_factor", "norm_topk_prob"),
+    *ROUTED,
+    "n_shared_experts",
 )
 
 
@@ -73,10 +73,8 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
         "qk_rope_head_dim": turned,
         "qk_nope_head_dim": head - turned,
         "v_head_dim": model.whole("deepseek2.attention.value_length_mla"),
-        "n_routed_experts": model.whole("deepseek2.expert_count"),
-        "n_shared_experts": model.whole("deepseek2.expert_shared_count"),
         "rope_parameters": rope,
-        **routing_described(model),
+        **routed_experts_described(model),
     }
 
 
@@ -98,7 +96,7 @@ FAMILIES = [
         (*_FIELDS, "first_k_dense_replace"),
         aliases={"n_routed_experts": "num_local_experts"},
         latent="turned",
-        experts=Experts(QWEN_EXPERTS, count="n_routed_experts", sigmoid_scores=True, correction="router"),
+        experts=ROUTED_EXPERTS,
         gguf=(Gguf("deepseek2", _from_gguf, _GGUF_NAMES, yarn_logarithm=True),),
     ),
     Family(
@@ -107,22 +105,9 @@ FAMILIES = [
         (*_FIELDS, "mlp_layer_types"),
         aliases={"n_routed_experts": "num_local_experts", "qk_rope_head_dim": "head_dim"},
         latent="turned",
-        experts=Experts(
-            QWEN_EXPERTS,
-            count="n_routed_experts",
-            layers=sparse_but_first,
-            sigmoid_scores=True,
-            correction="router",
-        ),
+        experts=replace(ROUTED_EXPERTS, layers=sparse_but_first),
         gguf=(Gguf("deepseek2", _lite_from_gguf, _GGUF_NAMES, when=_is_lite, yarn_logarithm=True),),
     ),
-]
-
-_MISTRAL_EXPERTS = Experts(
-    QWEN_EXPERTS, count="n_routed_experts", stored_above=("experts.gate_up_proj", "experts.down_proj")
-)
-
-FAMILIES.append(
     Family(
         "mistral4",
         _ROLES,
@@ -130,9 +115,11 @@ FAMILIES.append(
         aliases={"n_routed_experts": "num_local_experts"},
         latent="whole",
         queries_grow=True,
-        experts=_MISTRAL_EXPERTS,
-    )
-)
+        experts=Experts(
+            QWEN_EXPERTS, count="n_routed_experts", stored_above=("experts.gate_up_proj", "experts.down_proj")
+        ),
+    ),
+]
 
 TEXT_PARTS = [TextPart("kimi_k25", "deepseek_v3", tied=True)]
 

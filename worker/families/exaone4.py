@@ -15,10 +15,11 @@ from worker.families.parts import (
     EXPERTS,
     GATED,
     QWEN_EXPERTS,
+    ROUTING,
     SLIDING,
     WINDOWS,
     all_but_every_pattern,
-    shared,
+    gated,
 )
 from worker.families.recurrence import FULL
 
@@ -80,11 +81,10 @@ FAMILIES = [
     ),
     Family(
         "exaone_moe",
-        {**DENSE, **EXPERTS, **shared("shared_experts")},
+        {**DENSE, **EXPERTS, **gated("mlp.shared_experts")},
         (
             *(*GATED, *WINDOWS, "sliding_window_pattern", "mlp_layer_types", "first_k_dense_replace"),
-            *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_shared_experts"),
-            *("n_group", "topk_group", "routed_scaling_factor", "norm_topk_prob"),
+            *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_shared_experts", *ROUTING),
         ),
         head_norms="each_head",
         slides=all_but_every_pattern,

@@ -4,52 +4,20 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from control.errors import ModelFilesError
 from worker.families.family import Family
-from worker.families.gguf import LAYER_NAMES, MAMBA_NAMES, Gguf, Metadata, mamba_described
-from worker.families.parts import ATTENTION, WITH_BIASES
-from worker.families.recurrence import (
-    HYBRID,
-    Mamba,
-    check_activation,
-    check_heads,
-    check_limits,
-    head_width,
-    size,
-    switch,
-)
-from worker.families.roles import Roles
+from worker.families.fields import is_number, size, switch, wrong
+from worker.families.gguf import LAYER_NAMES, MAMBA_NAMES, Gguf, Metadata, gated_names, mamba_described
+from worker.families.parts import ATTENTION, MAMBA, WITH_BIASES, gated
+from worker.families.recurrence import HYBRID, Mamba, check_activation, check_limits, head_width, mamba_sizes
 
-_MAMBA: Roles = {
-    "mamba.in_proj": "mamba",
-    "mamba.conv1d": "mamba",
-    "mamba.A_log": "colwise",
-    "mamba.D": "colwise",
-    "mamba.dt_bias": "colwise",
-    "mamba.norm": "colwise",
-    "mamba.out_proj": "rowwise",
-}
-_FEED_FORWARD: Roles = {
-    "feed_forward.gate_proj": "colwise",
-    "feed_forward.up_proj": "colwise",
-    "feed_forward.down_proj": "rowwise",
-}
 _PARTS = 5
 """Of the outputs of a Mamba layer's first projection: gates, inputs, B, C and steps."""
 
 
 def mamba_of(config: dict[str, Any]) -> Mamba:
     """The Mamba layers. Raises ModelFilesError or UnsupportedArchitecture naming a field and its value."""
-    taps, heads, groups, state = (
-        size(config, name, default)
-        for name, default in (
-            ("mamba_d_conv", 4),
-            ("mamba_n_heads", 128),
-            ("mamba_n_groups", 1),
-            ("mamba_d_state", 256),
-        )
-    )
-    check_heads(("mamba_d_conv", taps), ("mamba_n_heads", heads), ("mamba_n_groups", groups))
+    defaults = {"mamba_d_conv": 4, "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256}
+    taps, heads, groups, state = mamba_sizes(config, defaults)
     if config.get("mamba_d_ssm", 1024) is None:
         inner = size(config, "mamba_expand", 2) * config["hidden_size"]
     else:
@@ -57,7 +25,6 @@ def mamba_of(config: dict[str, Any]) -> Mamba:
     check_activation(config)
     check_limits(config)
     multipliers(config, "mlp_multipliers", 2)
-    into = _multiplier(config, "ssm_in_multiplier")
     return Mamba(
         kinds=(HYBRID,) * config["num_hidden_layers"],
         taps=taps,
@@ -69,9 +36,9 @@ def mamba_of(config: dict[str, Any]) -> Mamba:
         in_bias=switch(config, "mamba_proj_bias", False),
         out_bias=switch(config, "projectors_bias", False),
         norm=_norm(config),
-        in_scale=into,
+        in_scale=_multiplier("ssm_in_multiplier", config.get("ssm_in_multiplier", 1.0)),
         scales=multipliers(config, "ssm_multipliers", _PARTS),
-        out_scale=_multiplier(config, "ssm_out_multiplier"),
+        out_scale=_multiplier("ssm_out_multiplier", config.get("ssm_out_multiplier", 1.0)),
     )
 
 
@@ -82,33 +49,27 @@ def _norm(config: dict[str, Any]) -> Any:
     return "before_gate" if before else "gated"
 
 
-def _multiplier(config: dict[str, Any], name: str) -> float:
-    return _checked(name, config.get(name, 1.0))
-
-
 def multipliers(config: dict[str, Any], name: str, count: int) -> tuple[float, ...]:
     """A list of `count` numbers; 1 each where there is none."""
     values = config.get(name)
     if values is None:
         return (1.0,) * count
     if not isinstance(values, list) or len(cast(list[Any], values)) != count:
-        raise ModelFilesError(f"config.json has {name} = {str(values)[:60]}; a list of {count} numbers is needed.")
-    return tuple(_checked(name, value) for value in cast(list[Any], values))
+        raise wrong(name, values, f"a list of {count} numbers")
+    return tuple(_multiplier(name, value) for value in cast(list[Any], values))
 
 
-def _checked(name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise ModelFilesError(f"config.json has {name} = {str(value)[:60]}; a number above 0 is needed.")
+def _multiplier(name: str, value: Any) -> float:
+    if not is_number(value) or not 0 < value < float("inf"):
+        raise wrong(name, value, "a number above 0")
     return float(value)
 
 
 _GGUF_NAMES = {
     **{name: stored for name, stored in LAYER_NAMES.items() if name.startswith(("self_attn.", "input_"))},
     **MAMBA_NAMES,
+    **gated_names("feed_forward"),
     "pre_ff_layernorm.weight": "ffn_norm",
-    "feed_forward.gate_proj": "ffn_gate",
-    "feed_forward.up_proj": "ffn_up",
-    "feed_forward.down_proj": "ffn_down",
 }
 
 
@@ -132,7 +93,7 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
 FAMILIES = [
     Family(
         "falcon_h1",
-        {**ATTENTION, **_MAMBA, **_FEED_FORWARD},
+        {**ATTENTION, **MAMBA, **gated("feed_forward")},
         (
             *WITH_BIASES,
             *("embedding_multiplier", "lm_head_multiplier", "mlp_multipliers"),

@@ -18,11 +18,26 @@ from typing import Any, Literal, cast
 from control.errors import UnsupportedArchitecture
 from worker.families.gguf import Gguf
 from worker.families.recurrence import Recurrence
-from worker.families.roles import Roles
 
 DEFAULTS_FILE = Path(__file__).with_name("defaults.json")
 DEFAULTS: dict[str, dict[str, Any]] = json.loads(DEFAULTS_FILE.read_text())
 """By model type, the values that transformers' class has where config.json omits a field. `make pages` writes them."""
+
+Role = Literal["colwise", "rowwise", "halves", "query_key_value", "width_norm", "experts", "regions", "mamba"]
+"""The part of a module, or of a parameter that is no module's, that a rank of several keeps:
+
+colwise          a share of the outputs; of keys and values whole heads
+rowwise          a share of the inputs; the products are summed over the ranks
+halves           gate above up in one matrix: the same share of the outputs of each
+query_key_value  queries, keys and values in one matrix: whole heads of each
+width_norm       an RMS norm over all heads at once: the ranks sum their squares
+regions          parts of a recurrent layer, one below the other: the same share of each, whole heads where it has some
+mamba            the parts of a Mamba layer, one below the other: whole heads of each, and B and C of their groups
+experts          a share of each expert's inner width; the outputs are summed over the ranks
+"""
+
+Roles = Mapping[str, Role]
+"""Role by the name within a layer. What has none is whole on every rank."""
 
 Fields = Mapping[str, Any]
 """The values of a family's fields in a config.json."""
@@ -260,6 +275,9 @@ class Family:
     """True if transformers' module rotates queries and keys in calls of their own."""
     rope_by_kind: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     """By kind of layer, where each has an embedding of its own, the field with its theta."""
+    theta_beside_rope: bool = False
+    """True if `rope_theta` counts where config.json has no other rotary parameters, though the class's own are no
+    plain embedding: they have no theta."""
     rope_types: frozenset[str] = BATCHABLE_ROPE
     fixed_alpha: bool = False
     """True if a rotary embedding of type `dynamic` with a number `alpha` stretches its base by that once for all
@@ -316,6 +334,15 @@ class Family:
         """True if the feed-forward network has two projections, of which one is the gate of the other."""
         roles = self.natively_named().roles
         return "mlp.up_proj" not in roles or "mlp.gate_proj" in roles
+
+    @property
+    def turns_parts(self) -> bool:
+        """True if the modules can rotate a part of each head: where transformers' class has one, as a share or a
+        width, or heads have parts of their own for it."""
+        rope: dict[str, Any] = self.defaults["rope_parameters"] or {}
+        kinds = [rope, *(one for one in rope.values() if isinstance(one, dict))]
+        shares = any("partial_rotary_factor" in one for one in kinds if one.get("rope_type") == "default")
+        return shares or "rotary_dim" in self.fields or self.latent is not None
 
     @property
     def head_norm_names(self) -> tuple[str, str]:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from worker.families.family import AROUND, BATCHABLE_ROPE, Experts, Family, TextPart
-from worker.families.gguf import AROUND_LAYER_NAMES, OUTER_NAMES, Gguf, Metadata, layers_described
+from worker.families.gguf import AROUND_LAYER_NAMES, OUTER_NAMES, Gguf, Metadata, gated_names, layers_described
 from worker.families.parts import DENSE, OMITTED, SIZES, SLIDING, WINDOWS
 from worker.families.recurrence import FULL
 
@@ -37,9 +37,7 @@ _GGUF_NAMES = AROUND_LAYER_NAMES | {
     "router.proj": "ffn_gate_inp",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
-    "experts.gate_proj": "ffn_gate_exps",
-    "experts.up_proj": "ffn_up_exps",
-    "experts.down_proj": "ffn_down_exps",
+    **gated_names("experts", "_exps"),
     "post_feedforward_layernorm_1": "post_ffw_norm_1",
     "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
     "post_feedforward_layernorm_2": "post_ffw_norm_2",

@@ -16,6 +16,17 @@ FACTORS = "rope_freqs.weight"
 """By how much each frequency of rotary embeddings is divided."""
 
 OUTER_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+"""The matrices of a feed-forward network with a gate."""
+
+
+def gated_names(module: str, kind: str = "", projections: tuple[str, str, str] = PROJECTIONS) -> dict[str, str]:
+    """The names of a feed-forward network with a gate. `kind`: `_exps` of experts, `_shexp` of one that all tokens go
+    through."""
+    stored = (f"ffn_gate{kind}", f"ffn_up{kind}", f"ffn_down{kind}")
+    return {f"{module}.{name}": one for name, one in zip(projections, stored, strict=True)}
+
+
 LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -25,29 +36,27 @@ LAYER_NAMES = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+    **gated_names("mlp"),
 }
-EXPERT_LAYER_NAMES = LAYER_NAMES | {
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.experts.gate_proj": "ffn_gate_exps",
-    "mlp.experts.up_proj": "ffn_up_exps",
-    "mlp.experts.down_proj": "ffn_down_exps",
-}
-MIXTRAL_LAYER_NAMES = LAYER_NAMES | {
+EXPERT_LAYER_NAMES = LAYER_NAMES | gated_names("mlp.experts", "_exps") | {"mlp.gate": "ffn_gate_inp"}
+WEIGHTS_BY_NUMBER = ("w1", "w3", "w2")
+"""What some types call `PROJECTIONS`."""
+MIXTRAL_LAYER_NAMES = {
+    **LAYER_NAMES,
+    **gated_names("block_sparse_moe.experts", "_exps", WEIGHTS_BY_NUMBER),
     "block_sparse_moe.gate": "ffn_gate_inp",
-    "block_sparse_moe.experts.w1": "ffn_gate_exps",
-    "block_sparse_moe.experts.w3": "ffn_up_exps",
-    "block_sparse_moe.experts.w2": "ffn_down_exps",
 }
-ROUTED_LAYER_NAMES = EXPERT_LAYER_NAMES | {
-    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp",
-    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+ROUTED_LAYER_NAMES = {
+    **EXPERT_LAYER_NAMES,
+    **gated_names("mlp.shared_experts", "_shexp"),
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
 }
 """Of types with experts that all tokens go through, and a correction of scores."""
+WITH_SHARED_EXPERT = {
+    **EXPERT_LAYER_NAMES,
+    **gated_names("mlp.shared_expert", "_shexp"),
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
 AROUND_LAYER_NAMES = LAYER_NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -150,12 +159,17 @@ def mamba_described(model: Metadata) -> tuple[int, int, int, int, int, bool]:
     return taps, heads, inner, groups, state, any(key.endswith(".ssm_conv1d.bias") for key in model.tensors)
 
 
+def has_query_bias(model: Metadata) -> bool:
+    return "blk.0.attn_q.bias" in model.tensors
+
+
 def biases_described(model: Metadata) -> dict[str, Any]:
     """The fields for biases of attention and feed-forward network, by the tensors of the first layer."""
-    return {
-        "attention_bias": "blk.0.attn_q.bias" in model.tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in model.tensors,
-    }
+    return {"attention_bias": has_query_bias(model), "mlp_bias": "blk.0.ffn_up.bias" in model.tensors}
+
+
+def has_experts(model: Metadata) -> bool:
+    return model.whole(f"{model.architecture}.expert_count", 0, least=0) > 0
 
 
 def expert_of(name: str) -> int | None:
@@ -185,6 +199,24 @@ def experts_described(model: Metadata) -> dict[str, Any]:
         "num_experts": model.whole(f"{experts}_count"),
         "num_experts_per_tok": model.whole(f"{experts}_used_count"),
         "moe_intermediate_size": model.whole(f"{experts}_feed_forward_length"),
+    }
+
+
+def local_experts_described(model: Metadata) -> dict[str, Any]:
+    """As `experts_described`, of types with another name for their number, and no width of their own."""
+    experts = f"{model.architecture}.expert"
+    return {
+        "num_local_experts": model.whole(f"{experts}_count"),
+        "num_experts_per_tok": model.whole(f"{experts}_used_count"),
+    }
+
+
+def routed_experts_described(model: Metadata) -> dict[str, Any]:
+    """The fields of types with experts that all tokens go through."""
+    return {
+        "n_routed_experts": model.whole(f"{model.architecture}.expert_count"),
+        "n_shared_experts": model.whole(f"{model.architecture}.expert_shared_count"),
+        **routing_described(model),
     }
 
 

@@ -1,23 +1,24 @@
 from typing import Any
 
-from worker.families.family import Experts, Family
+from worker.families.family import Family
 from worker.families.gguf import (
     FUSED_LAYER_NAMES,
     ROUTED_LAYER_NAMES,
     Gguf,
     Metadata,
-    biases_described,
+    has_query_bias,
     rotation_described,
-    routing_described,
+    routed_experts_described,
 )
 from worker.families.parts import (
     ATTENTION,
     DENSE,
     EXPERTS,
     PACKED_FEED_FORWARD,
-    QWEN_EXPERTS,
+    ROUTED,
+    ROUTED_EXPERTS,
     WITH_BIAS,
-    shared,
+    gated,
 )
 
 _GLM4_NAMES = FUSED_LAYER_NAMES | {
@@ -30,7 +31,7 @@ _GLM4_NAMES = FUSED_LAYER_NAMES | {
 def _glm4_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     return {
         "hidden_act": "silu",
-        "attention_bias": biases_described(model)["attention_bias"],
+        "attention_bias": has_query_bias(model),
         **rotation_described(model, common),
     }
 
@@ -41,11 +42,9 @@ _MOE_NAMES = ROUTED_LAYER_NAMES | {"post_attention_layernorm": "post_attention_n
 def _moe_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     return {
         "hidden_act": "silu",
-        "attention_bias": biases_described(model)["attention_bias"],
+        "attention_bias": has_query_bias(model),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in model.tensors,
-        "n_routed_experts": model.whole("glm4moe.expert_count"),
-        "n_shared_experts": model.whole("glm4moe.expert_shared_count"),
-        **routing_described(model),
+        **routed_experts_described(model),
         **rotation_described(model, common),
     }
 
@@ -68,17 +67,13 @@ FAMILIES = [
     ),
     Family(
         "glm4_moe",
-        {**DENSE, **EXPERTS, **shared("shared_experts")},
-        (
-            *WITH_BIAS,
-            *("use_qk_norm", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"),
-            *("n_group", "topk_group", "first_k_dense_replace", "routed_scaling_factor", "norm_topk_prob"),
-        ),
+        {**DENSE, **EXPERTS, **gated("mlp.shared_experts")},
+        (*WITH_BIAS, "use_qk_norm", *ROUTED, "n_shared_experts", "first_k_dense_replace"),
         aliases={"n_routed_experts": "num_local_experts"},
         head_norms="each_head",
         head_norm_switch="use_qk_norm",
         output_bias=False,
-        experts=Experts(QWEN_EXPERTS, count="n_routed_experts", sigmoid_scores=True, correction="router"),
+        experts=ROUTED_EXPERTS,
         gguf=(Gguf("glm4moe", _moe_from_gguf, _MOE_NAMES, partial=True),),
     ),
 ]

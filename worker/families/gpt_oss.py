@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from worker.families.family import Experts, Family
-from worker.families.gguf import EXPERT_LAYER_NAMES, Gguf, Metadata, layers_described
+from worker.families.gguf import EXPERT_LAYER_NAMES, Gguf, Metadata, layers_described, local_experts_described
 from worker.families.parts import ATTENTION, EXPERTS, QWEN_EXPERTS, SLIDING, WINDOWS, WITH_BIAS, all_but_every
 from worker.families.recurrence import FULL
 
@@ -13,8 +13,7 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     return {
         "hidden_act": "silu",
         "intermediate_size": model.whole("gpt-oss.expert_feed_forward_length"),
-        "num_local_experts": model.whole("gpt-oss.expert_count"),
-        "num_experts_per_tok": model.whole("gpt-oss.expert_used_count"),
+        **local_experts_described(model),
         "sliding_window": model.whole("gpt-oss.attention.sliding_window"),
         "layer_types": [FULL if layer % 2 else SLIDING for layer in layers],
         "attention_bias": True,
@@ -37,6 +36,7 @@ FAMILIES = [
         (*WITH_BIAS, *WINDOWS, "num_local_experts", "num_experts_per_tok", "swiglu_alpha", "swiglu_limit"),
         aliases={"num_local_experts": "num_experts"},
         slides=all_but_every(2),
+        theta_beside_rope=True,
         experts=Experts(QWEN_EXPERTS, count="num_local_experts", together=True, router="router"),
         gguf=(Gguf("gpt-oss", _from_gguf, _GGUF_NAMES),),
     )

@@ -1,21 +1,21 @@
 from dataclasses import replace
 from typing import Any
 
-from worker.families.family import Experts, Family
-from worker.families.gguf import LAYER_NAMES, MAMBA_NAMES, Gguf, Metadata, biases_described, mamba_described
-from worker.families.parts import ATTENTION, DENSE, WITH_BIAS, WITH_BIASES
+from worker.families.family import Experts, Family, Roles
+from worker.families.gguf import (
+    LAYER_NAMES,
+    MAMBA_NAMES,
+    Gguf,
+    Metadata,
+    biases_described,
+    gated_names,
+    has_experts,
+    local_experts_described,
+    mamba_described,
+)
+from worker.families.parts import ATTENTION, DENSE, MAMBA, WITH_BIAS, WITH_BIASES
 from worker.families.recurrence import mamba_of
-from worker.families.roles import Roles
 
-_MAMBA: Roles = {
-    "mamba.in_proj": "mamba",
-    "mamba.conv1d": "mamba",
-    "mamba.A_log": "colwise",
-    "mamba.D": "colwise",
-    "mamba.dt_bias": "colwise",
-    "mamba.norm": "colwise",
-    "mamba.out_proj": "rowwise",
-}
 _EXPERTS_ALONE: Roles = {"block_sparse_moe.experts": "experts"}
 _FEED_FORWARD: Roles = {
     "shared_mlp.input_linear": "halves",
@@ -61,24 +61,17 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
 
 def _experts_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     return _from_gguf(model, common) | {
-        "num_local_experts": model.whole("granitemoe.expert_count"),
-        "num_experts_per_tok": model.whole("granitemoe.expert_used_count"),
+        **local_experts_described(model),
     }
 
 
-_MOE_NAMES = LAYER_NAMES | {
+_MOE_NAMES = {
+    **LAYER_NAMES,
+    **gated_names("block_sparse_moe.experts", "_exps"),
     "block_sparse_moe.router.layer": "ffn_gate_inp",
-    "block_sparse_moe.experts.gate_proj": "ffn_gate_exps",
-    "block_sparse_moe.experts.up_proj": "ffn_up_exps",
-    "block_sparse_moe.experts.down_proj": "ffn_down_exps",
 }
 
-
 _HYBRID_NAMES = {name: stored for name, stored in _MOE_NAMES.items() if not name.startswith("mlp.")} | MAMBA_NAMES
-
-
-def _has_experts(model: Metadata) -> bool:
-    return model.whole("granitehybrid.expert_count", 0, least=0) > 0
 
 
 def _hybrid_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +123,7 @@ FAMILIES = [
     ),
     Family(
         "granitemoehybrid",
-        {**ATTENTION, **_MAMBA, **_FEED_FORWARD},
+        {**ATTENTION, **MAMBA, **_FEED_FORWARD},
         (
             *WITH_BIAS,
             *_MULTIPLIERS,
@@ -148,7 +141,7 @@ FAMILIES = [
                 _hybrid_from_gguf,
                 _HYBRID_NAMES | {"shared_mlp.output_linear": "ffn_down_shexp"},
                 halves={"shared_mlp.input_linear.weight": ("ffn_gate_shexp.weight", "ffn_up_shexp.weight")},
-                when=_has_experts,
+                when=has_experts,
                 permuted=True,
             ),
             Gguf(

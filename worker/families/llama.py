@@ -12,6 +12,8 @@ from worker.families.gguf import (
     Gguf,
     Metadata,
     biases_described,
+    gated_names,
+    has_query_bias,
     layers_described,
 )
 from worker.families.parts import (
@@ -24,7 +26,7 @@ from worker.families.parts import (
     WINDOWS,
     WITH_BIAS,
     WITH_BIASES,
-    shared,
+    gated,
 )
 from worker.families.recurrence import FULL
 
@@ -91,7 +93,7 @@ def _ernie_moe_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, A
 def _hunyuan_moe_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     return {
         "hidden_act": "silu",
-        "attention_bias": biases_described(model)["attention_bias"],
+        "attention_bias": has_query_bias(model),
         "intermediate_size": model.whole("hunyuan-moe.expert_feed_forward_length"),
         "num_experts": model.whole("hunyuan-moe.expert_count"),
         "moe_topk": model.whole("hunyuan-moe.expert_used_count"),
@@ -103,9 +105,7 @@ _HUNYUAN_MOE_NAMES = EXPERT_LAYER_NAMES | {
     "self_attn.query_layernorm": "attn_q_norm",
     "self_attn.key_layernorm": "attn_k_norm",
     "mlp.gate.wg": "ffn_gate_inp",
-    "mlp.shared_mlp.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_mlp.up_proj": "ffn_up_shexp",
-    "mlp.shared_mlp.down_proj": "ffn_down_shexp",
+    **gated_names("mlp.shared_mlp", "_shexp"),
 }
 _UNGATED_NAMES = {module: name for module, name in LAYER_NAMES.items() if module != "mlp.gate_proj"}
 _HUNYUAN_NAMES = LAYER_NAMES | {
@@ -131,10 +131,10 @@ FAMILIES = [
     ),
     Family(
         "ernie4_5_moe",
-        {**DENSE, **EXPERTS, **shared("shared_experts")},
+        {**DENSE, **EXPERTS, **gated("mlp.shared_experts")},
         (
             *(*GATED, "use_bias", "moe_num_experts", "moe_k", "moe_intermediate_size", "moe_num_shared_experts"),
-            *("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"),
+            *("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "moe_norm_min"),
         ),
         aliases={"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
         rope_neighbours=True,
@@ -160,7 +160,7 @@ FAMILIES = [
     ),
     Family(
         "hunyuan_v1_moe",
-        {**ATTENTION, **EXPERTS, **shared("shared_mlp")},
+        {**ATTENTION, **EXPERTS, **gated("mlp.shared_mlp")},
         (*WITH_BIAS, "num_experts", "moe_topk"),
         aliases={"moe_topk": "num_experts_per_tok", "num_experts": "num_local_experts"},
         one_for_all=frozenset({"moe_topk", "num_experts_per_tok", "moe_intermediate_size"}),

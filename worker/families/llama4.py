@@ -5,20 +5,15 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from worker.families.family import Experts, Family, TextPart
-from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, layers_described, sparse_layers
-from worker.families.parts import ATTENTION, CHUNKED, WITH_BIAS
+from worker.families.family import Experts, Family, Roles, TextPart
+from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, gated_names, layers_described, sparse_layers
+from worker.families.parts import ATTENTION, CHUNKED, WITH_BIAS, gated
 from worker.families.recurrence import FULL
-from worker.families.roles import Roles
 
 _ROLES: Roles = {
     **ATTENTION,
-    "feed_forward.gate_proj": "colwise",
-    "feed_forward.up_proj": "colwise",
-    "feed_forward.down_proj": "rowwise",
-    "feed_forward.shared_expert.gate_proj": "colwise",
-    "feed_forward.shared_expert.up_proj": "colwise",
-    "feed_forward.shared_expert.down_proj": "rowwise",
+    **gated("feed_forward"),
+    **gated("feed_forward.shared_expert"),
     "feed_forward.experts": "experts",
 }
 _MOST_LAYERS = 4096
@@ -53,16 +48,10 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
 
 _GGUF_NAMES = {
     **{name: stored for name, stored in LAYER_NAMES.items() if not name.startswith("mlp.")},
-    "feed_forward.gate_proj": "ffn_gate",
-    "feed_forward.up_proj": "ffn_up",
-    "feed_forward.down_proj": "ffn_down",
+    **gated_names("feed_forward"),
+    **gated_names("feed_forward.experts", "_exps"),
+    **gated_names("feed_forward.shared_expert", "_shexp"),
     "feed_forward.router": "ffn_gate_inp",
-    "feed_forward.experts.gate_proj": "ffn_gate_exps",
-    "feed_forward.experts.up_proj": "ffn_up_exps",
-    "feed_forward.experts.down_proj": "ffn_down_exps",
-    "feed_forward.shared_expert.gate_proj": "ffn_gate_shexp",
-    "feed_forward.shared_expert.up_proj": "ffn_up_shexp",
-    "feed_forward.shared_expert.down_proj": "ffn_down_shexp",
 }
 _WITHOUT_NORMS = 128
 """The experts of the one model whose heads are not normed; files don't say it."""

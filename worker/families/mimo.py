@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from worker.families.family import Experts, Family, sparse_but_first
-from worker.families.parts import ATTENTION, EXPERTS, FEED_FORWARD, QWEN_EXPERTS, SLIDING, WINDOWS, WITH_BIAS
+from worker.families.family import Family, sparse_but_first
+from worker.families.parts import ATTENTION, EXPERTS, FEED_FORWARD, ROUTED, ROUTED_EXPERTS, SLIDING, WINDOWS, WITH_BIAS
 from worker.families.recurrence import FULL
 
 _PERIOD = 6
@@ -45,11 +46,7 @@ FAMILIES = [
     Family(
         "mimo_v2_flash",
         {**ATTENTION, **FEED_FORWARD, **EXPERTS, "self_attn.sinks": "colwise"},
-        (
-            *(*WITH_BIAS, *WINDOWS, "v_head_dim", "attention_value_scale", "mlp_layer_types"),
-            *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
-            *("n_group", "topk_group", "routed_scaling_factor", "norm_topk_prob"),
-        ),
+        (*WITH_BIAS, *WINDOWS, "v_head_dim", "attention_value_scale", "mlp_layer_types", *ROUTED),
         aliases={"n_routed_experts": "num_local_experts"},
         completed=completed,
         output_bias=False,
@@ -57,13 +54,7 @@ FAMILIES = [
         heads_by_layer=heads_by_layer,
         has_sinks=lambda kind: kind == SLIDING,
         rope_by_kind={FULL: None, SLIDING: None},
-        experts=Experts(
-            QWEN_EXPERTS,
-            count="n_routed_experts",
-            layers=sparse_but_first,
-            sigmoid_scores=True,
-            correction="router",
-        ),
+        experts=replace(ROUTED_EXPERTS, layers=sparse_but_first),
         stored_names=((".self_attn.sinks", ".self_attn.attention_sink_bias"),),
     )
 ]

@@ -2,7 +2,7 @@ from dataclasses import replace
 from typing import Any
 
 from worker.families.family import Family
-from worker.families.gguf import MIXTRAL_LAYER_NAMES, Gguf, Metadata
+from worker.families.gguf import MIXTRAL_LAYER_NAMES, Gguf, Metadata, local_experts_described
 from worker.families.parts import ATTENTION, EXPERTS, GATED, IN_BLOCK_SPARSE_MOE, MIXTRAL_EXPERTS, WIDTH_NORMS
 
 _GGUF_NAMES = MIXTRAL_LAYER_NAMES | {"block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias"}
@@ -12,8 +12,7 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     return {
         "hidden_act": "silu",
         "intermediate_size": model.whole("minimax-m2.expert_feed_forward_length"),
-        "num_local_experts": model.whole("minimax-m2.expert_count"),
-        "num_experts_per_tok": model.whole("minimax-m2.expert_used_count"),
+        **local_experts_described(model),
         "rotary_dim": model.whole("minimax-m2.rope.dimension_count", common["head_dim"]),
     }
 

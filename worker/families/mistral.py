@@ -1,7 +1,7 @@
 from typing import Any
 
 from worker.families.family import Family, TextPart
-from worker.families.gguf import LAYER_NAMES, MIXTRAL_LAYER_NAMES, Gguf, Metadata
+from worker.families.gguf import LAYER_NAMES, MIXTRAL_LAYER_NAMES, Gguf, Metadata, has_experts, local_experts_described
 from worker.families.parts import ATTENTION, DENSE, EXPERTS, GATED, IN_BLOCK_SPARSE_MOE, MIXTRAL_EXPERTS, WINDOWS
 
 
@@ -9,8 +9,7 @@ def _mixtral_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any
     return {
         "hidden_act": "silu",
         "sliding_window": None,
-        "num_local_experts": model.whole("llama.expert_count"),
-        "num_experts_per_tok": model.whole("llama.expert_used_count"),
+        **local_experts_described(model),
     }
 
 
@@ -23,10 +22,6 @@ def _ministral_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, A
     if growth is not None:
         rope = rope | {"llama_4_scaling_beta": growth}
     return {"hidden_act": "silu", "sliding_window": None, "rope_parameters": rope}
-
-
-def _has_experts(model: Metadata) -> bool:
-    return model.whole(f"{model.architecture}.expert_count", 0, least=0) > 0
 
 
 FAMILIES = [
@@ -46,7 +41,7 @@ FAMILIES = [
         aliases={"num_local_experts": "num_experts"},
         experts=MIXTRAL_EXPERTS,
         stored_names=IN_BLOCK_SPARSE_MOE,
-        gguf=(Gguf("llama", _mixtral_from_gguf, MIXTRAL_LAYER_NAMES, when=_has_experts, permuted=True),),
+        gguf=(Gguf("llama", _mixtral_from_gguf, MIXTRAL_LAYER_NAMES, when=has_experts, permuted=True),),
     ),
 ]
 

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
-from control.errors import ModelFilesError, UnsupportedArchitecture
-from worker.families.family import Experts, Family, Fields
+from control.errors import UnsupportedArchitecture
+from worker.families.family import Family, Fields, Roles
+from worker.families.fields import switch, wrong
 from worker.families.gguf import MAMBA_NAMES, Gguf, Metadata, layers_described, mamba_described, routing_described
+from worker.families.parts import MAMBA, ROUTED, ROUTED_EXPERTS
 from worker.families.recurrence import (
     FEED_FORWARD_ALONE,
     FULL,
+    KINDS,
     LINEAR,
     Mamba,
     check_activation,
-    check_heads,
     check_limits,
-    size,
-    switch,
+    mamba_sizes,
 )
-from worker.families.roles import Roles
 
 _ROLES: Roles = {
-    "mixer.in_proj": "mamba",
-    "mixer.conv1d": "mamba",
-    "mixer.A_log": "colwise",
-    "mixer.D": "colwise",
-    "mixer.dt_bias": "colwise",
-    "mixer.norm": "colwise",
-    "mixer.out_proj": "rowwise",
+    **{name.replace("mamba.", "mixer."): role for name, role in MAMBA.items()},
     "mixer.q_proj": "colwise",
     "mixer.k_proj": "colwise",
     "mixer.v_proj": "colwise",
@@ -43,7 +38,6 @@ _PATTERN = "hybrid_override_pattern"
 _LETTERS = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
 _DEFAULT_KINDS = (LINEAR, "moe", FULL, "mlp")
 """Those of transformers' class."""
-_OLDER_KINDS = {"mamba": LINEAR, "attention": FULL}
 _OLDER_NAMES = {"mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_conv_bias": "use_conv_bias"}
 _SERVED = {LINEAR: LINEAR, FULL: FULL, "mlp": FEED_FORWARD_ALONE, "moe": FEED_FORWARD_ALONE}
 
@@ -60,26 +54,16 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
     elif kinds is None and isinstance(pattern, str):
         kinds = [_LETTERS.get(letter, letter) for letter in pattern]
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in cast(list[Any], kinds)):
-        shown = str(config.get(_PATTERN) if kinds is None else kinds)[:60]
-        raise ModelFilesError(f"config.json has {_KINDS} = {shown}; a list of the kinds of layers is needed.")
+        raise wrong(_KINDS, pattern if kinds is None else kinds, "a list of the kinds of layers")
     renamed = {_OLDER_NAMES[name]: value for name, value in config.items() if name in _OLDER_NAMES}
-    whole = [_OLDER_KINDS.get(kind, kind) for kind in cast(list[str], kinds)]
+    whole = [KINDS.get(kind, kind) for kind in cast(list[str], kinds)]
     return config | renamed | {_KINDS: whole, "num_hidden_layers": len(whole)}
 
 
 def mamba_of(config: dict[str, Any]) -> Mamba:
     """The Mamba layers. Raises ModelFilesError or UnsupportedArchitecture naming a field and its value."""
-    taps, heads, groups, head_dim, state = (
-        size(config, name, default)
-        for name, default in (
-            ("conv_kernel", 4),
-            ("mamba_num_heads", 128),
-            ("n_groups", 8),
-            ("mamba_head_dim", 64),
-            ("ssm_state_size", 128),
-        )
-    )
-    check_heads(("conv_kernel", taps), ("mamba_num_heads", heads), ("n_groups", groups))
+    defaults = {"conv_kernel": 4, "mamba_num_heads": 128, "n_groups": 8, "mamba_head_dim": 64, "ssm_state_size": 128}
+    taps, heads, groups, head_dim, state = mamba_sizes(config, defaults)
     check_activation(config, "mamba_hidden_act")
     check_limits(config)
     kinds = completed(config)[_KINDS]
@@ -178,14 +162,7 @@ FAMILIES = [
                 "mlp_hidden_act",
                 "mlp_bias",
             ),
-            *(_KINDS, "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
-            *(
-                "moe_shared_expert_intermediate_size",
-                "n_group",
-                "topk_group",
-                "routed_scaling_factor",
-                "norm_topk_prob",
-            ),
+            *(_KINDS, *ROUTED, "moe_shared_expert_intermediate_size"),
         ),
         aliases={"n_routed_experts": "num_local_experts"},
         completed=completed,
@@ -194,12 +171,10 @@ FAMILIES = [
         rotates=lambda fields, layer, kind: False,
         torch_numbers=("moe_latent_size",),
         recurrent=mamba_of,
-        experts=Experts(
-            ("", "mixer.experts.{}.up_proj.weight", "mixer.experts.{}.down_proj.weight"),
-            count="n_routed_experts",
+        experts=replace(
+            ROUTED_EXPERTS,
+            tensors=("", "mixer.experts.{}.up_proj.weight", "mixer.experts.{}.down_proj.weight"),
             layers=_is_sparse,
-            sigmoid_scores=True,
-            correction="router",
         ),
         native_names=(
             ("model.embed_tokens.", "model.embeddings."),

@@ -1,7 +1,7 @@
 from typing import Any
 
 from worker.families.family import ONLY_AFTER, Experts, Family
-from worker.families.gguf import AROUND_LAYER_NAMES, Gguf, Metadata, biases_described
+from worker.families.gguf import AROUND_LAYER_NAMES, Gguf, Metadata, has_query_bias
 from worker.families.parts import (
     ATTENTION,
     DENSE,
@@ -17,7 +17,7 @@ from worker.families.recurrence import FULL
 
 
 def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
-    return {"hidden_act": "silu", "attention_bias": biases_described(model)["attention_bias"]}
+    return {"hidden_act": "silu", "attention_bias": has_query_bias(model)}
 
 
 FAMILIES = [

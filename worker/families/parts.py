@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from worker.families.family import Experts, Fields
-from worker.families.roles import Roles
+from worker.families.family import Experts, Fields, Roles
+from worker.families.gguf import PROJECTIONS
 
 SLIDING = "sliding_attention"
 CHUNKED = "chunked_attention"
@@ -18,21 +18,28 @@ QUERY_KEY_VALUE: Roles = {
 }
 ATTENTION: Roles = {**QUERY_KEY_VALUE, "self_attn.o_proj": "rowwise"}
 WIDTH_NORMS: Roles = {"self_attn.q_norm": "width_norm", "self_attn.k_norm": "width_norm"}
-FEED_FORWARD: Roles = {"mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"}
+
+
+def gated(module: str, projections: tuple[str, str, str] = PROJECTIONS) -> Roles:
+    """The roles of a feed-forward network with a gate."""
+    gate, up, down = projections
+    return {f"{module}.{gate}": "colwise", f"{module}.{up}": "colwise", f"{module}.{down}": "rowwise"}
+
+
+FEED_FORWARD = gated("mlp")
 UNGATED_FEED_FORWARD: Roles = {"mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"}
 PACKED_FEED_FORWARD: Roles = {"mlp.gate_up_proj": "halves", "mlp.down_proj": "rowwise"}
 DENSE: Roles = {**ATTENTION, **FEED_FORWARD}
 EXPERTS: Roles = {"mlp.experts": "experts"}
-
-
-def shared(name: str) -> Roles:
-    """The roles of an expert `name` that every token goes through."""
-    return {
-        f"mlp.{name}.gate_proj": "colwise",
-        f"mlp.{name}.up_proj": "colwise",
-        f"mlp.{name}.down_proj": "rowwise",
-    }
-
+MAMBA: Roles = {
+    "mamba.in_proj": "mamba",
+    "mamba.conv1d": "mamba",
+    "mamba.A_log": "colwise",
+    "mamba.D": "colwise",
+    "mamba.dt_bias": "colwise",
+    "mamba.norm": "colwise",
+    "mamba.out_proj": "rowwise",
+}
 
 QWEN_EXPERTS = (
     "mlp.experts.{}.gate_proj.weight",
@@ -47,6 +54,7 @@ MIXTRAL_EXPERTS = Experts(
     ),
     count="num_local_experts",
 )
+ROUTED_EXPERTS = Experts(QWEN_EXPERTS, count="n_routed_experts", sigmoid_scores=True, correction="router")
 IN_BLOCK_SPARSE_MOE = ((".mlp.", ".block_sparse_moe."),)
 
 SIZES = ("rms_norm_eps", "tie_word_embeddings", "head_dim")
@@ -55,6 +63,9 @@ WITH_BIAS = (*GATED, "attention_bias")
 WITH_BIASES = (*WITH_BIAS, "mlp_bias")
 WINDOWS = ("sliding_window", "layer_types")
 SWITCHED_WINDOWS = ("use_sliding_window", "max_window_layers", *WINDOWS)
+ROUTING = ("n_group", "topk_group", "routed_scaling_factor", "norm_topk_prob")
+"""How a token's experts are chosen among groups of them."""
+ROUTED = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", *ROUTING)
 SPARSE_LAYERS = ("decoder_sparse_step", "mlp_only_layers", "norm_topk_prob")
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.families.family import Experts, Family, Images, TextPart
-from worker.families.gguf import EXPERT_LAYER_NAMES, Gguf, Metadata, experts_described
-from worker.families.parts import ATTENTION, DENSE, EXPERTS, QWEN_EXPERTS, SIZES, SPARSE_LAYERS, shared
+from worker.families.family import Experts, Family, Images, Roles, TextPart
+from worker.families.gguf import WITH_SHARED_EXPERT, Gguf, Metadata, experts_described
+from worker.families.parts import ATTENTION, DENSE, EXPERTS, QWEN_EXPERTS, SIZES, SPARSE_LAYERS, gated
 from worker.families.recurrence import FULL, LINEAR, TILED, delta_rule_of
-from worker.families.roles import Roles
 
 _HEADS: Roles = {
     "linear_attn.conv1d": "regions",
@@ -28,7 +27,7 @@ _DELTA_BY_HEAD: Roles = {
     "linear_attn.in_proj_qkvz": "colwise",
     "linear_attn.in_proj_ba": "colwise",
 }
-_SPARSE: Roles = {**EXPERTS, **shared("shared_expert")}
+_SPARSE: Roles = {**EXPERTS, **gated("mlp.shared_expert")}
 
 _FIELDS = (*SIZES, "hidden_act", "attention_bias")
 _EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
@@ -73,7 +72,7 @@ def _next_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     return _experts_from_gguf(model, common) | {TILED: False}
 
 
-_GGUF_NAMES = EXPERT_LAYER_NAMES | {
+_GGUF_NAMES = WITH_SHARED_EXPERT | {
     "post_attention_layernorm": "post_attention_norm",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
@@ -84,10 +83,6 @@ _GGUF_NAMES = EXPERT_LAYER_NAMES | {
     "linear_attn.out_proj": "ssm_out",
     "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
 _NEXT_GGUF_NAMES = _GGUF_NAMES | {"linear_attn.in_proj_b": "ssm_ba", "linear_attn.in_proj_a": "ssm_ba"}
 """Both projections are one tensor: see `gguf.RATES`."""

@@ -3,10 +3,12 @@ and short convolutions."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
+from worker.families.fields import LARGEST, is_number, is_whole, size, switch, wrong
 
 LINEAR = "linear_attention"
 FULL = "full_attention"
@@ -27,8 +29,6 @@ DEFAULTS = {
 
 TILED = "linear_value_heads_tiled"
 """Field of the configuration of a GGUF file, whose value heads are in another order: see `DeltaRule`."""
-
-LARGEST = 2**20
 
 
 def recurs(kind: str) -> bool:
@@ -118,7 +118,7 @@ def delta_rule_of(config: dict[str, Any]) -> DeltaRule:
             f"config.json has hidden_act = {str(config['hidden_act'])[:60]!r}; recurrent layers are served with silu."
         )
     if taps < 2:
-        raise ModelFilesError(f"config.json has linear_conv_kernel_dim = {taps}; at least 2 is needed.")
+        raise wrong("linear_conv_kernel_dim", taps, "at least 2")
     if value_heads % key_heads:
         raise UnsupportedArchitecture(
             f"{value_heads} value heads of recurrent layers can't share {key_heads} key heads evenly "
@@ -129,45 +129,31 @@ def delta_rule_of(config: dict[str, Any]) -> DeltaRule:
 
 
 def _kinds(config: dict[str, Any], interval: int) -> tuple[str, ...]:
-    if config.get("layer_types") is None:
-        layers = range(config["num_hidden_layers"])
-        return checked_kinds(config, [FULL if (layer + 1) % interval == 0 else LINEAR for layer in layers], LINEAR)
-    return checked_kinds(config, config["layer_types"], LINEAR)
+    kinds = config.get("layer_types")
+    if kinds is None:
+        kinds = [FULL if (layer + 1) % interval == 0 else LINEAR for layer in range(config["num_hidden_layers"])]
+    return checked_kinds(config, kinds, {LINEAR: LINEAR, FULL: FULL})
 
 
-def checked_kinds(
-    config: dict[str, Any], listed: Any, recurrent: str, shown: tuple[str, str] | None = None
-) -> tuple[str, ...]:
-    """`listed` as kinds of layers, LINEAR for each that is `recurrent`. Raises ModelFilesError or
-    UnsupportedArchitecture; `shown`: the names that files have for it and for FULL, where they are others."""
-    name, attending = shown or (recurrent, FULL)
+def checked_kinds(config: dict[str, Any], listed: Any, served: Mapping[str, str]) -> tuple[str, ...]:
+    """`listed`, the names of the layers' kinds in a file, as kinds of layers by `served`. Raises ModelFilesError or
+    UnsupportedArchitecture."""
     layers = config["num_hidden_layers"]
     if not isinstance(listed, list) or len(cast(list[Any], listed)) != layers:
-        raise ModelFilesError(
-            f"config.json has layer_types = {str(listed)[:60]}; a list of num_hidden_layers = {layers} kinds is needed."
-        )
-    kinds = tuple(str(kind) for kind in cast(list[Any], listed))
-    strange = sorted(set(kinds) - {recurrent, FULL})
+        raise wrong("layer_types", listed, f"a list of num_hidden_layers = {layers} kinds")
+    names = [str(name) for name in cast(list[Any], listed)]
+    strange = sorted(set(names) - served.keys())
     if strange:
         raise UnsupportedArchitecture(
-            f"config.json has a layer of type {strange[0][:60]!r} in layer_types. Served are {name} and {attending}."
+            f"config.json has a layer of type {strange[0][:60]!r} in layer_types. Served are {' and '.join(served)}."
         )
+    kinds = tuple(served[name] for name in names)
     if FULL not in kinds:
+        [attending] = (name for name, kind in served.items() if kind == FULL)
         raise UnsupportedArchitecture(
             f"config.json has no layer of type {attending}: a model without one is not served."
         )
-    return tuple(LINEAR if kind == recurrent else FULL for kind in kinds)
-
-
-def size(config: dict[str, Any], name: str, default: int) -> int:
-    """The size `name`, or `default` where there is none. Raises ModelFilesError."""
-    value = config.get(name)
-    value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
-        raise ModelFilesError(
-            f"config.json has {name} = {str(value)[:60]}; a whole number from 1 to {LARGEST} is needed."
-        )
-    return value
+    return kinds
 
 
 # --- Mamba-2 ---------------------------------------------------------------------------------------------------------
@@ -176,7 +162,7 @@ def size(config: dict[str, Any], name: str, default: int) -> int:
 
 
 KINDS = {"mamba": LINEAR, "attention": FULL}
-"""The names that published files have for kinds of layers."""
+"""By the names that published files have for them. transformers also reads its own names."""
 
 MAMBA_DEFAULTS = {
     "mamba_d_conv": 4,
@@ -257,8 +243,7 @@ def mamba_of(config: dict[str, Any]) -> Mamba | None:
     for name in (*MAMBA_DEFAULTS, *NEEDS_A_VALUE):
         if name in config and config[name] is None:
             raise ModelFilesError(f"config.json has {name} = null; remove the field, or give it a value.")
-    taps, heads, groups, state, expand, _ = (_size(config, name) for name in MAMBA_DEFAULTS)
-    check_heads(("mamba_d_conv", taps), ("mamba_n_heads", heads), ("mamba_n_groups", groups))
+    taps, heads, groups, state, expand, _ = mamba_sizes(config, MAMBA_DEFAULTS)
     head_dim = head_width(config, heads, expand * config["hidden_size"], "mamba_expand times hidden_size")
     _check_features(config)
     conv_bias = switch(config, "mamba_conv_bias", True)
@@ -267,34 +252,30 @@ def mamba_of(config: dict[str, Any]) -> Mamba | None:
     return mamba if mamba.layers else None
 
 
-def check_heads(taps: tuple[str, int], heads: tuple[str, int], groups: tuple[str, int]) -> None:
-    """Each is a field and its value."""
+def mamba_sizes(config: dict[str, Any], defaults: Mapping[str, int]) -> list[int]:
+    """The values of the fields `defaults`, of which the first are taps, heads and groups. Raises ModelFilesError or
+    UnsupportedArchitecture."""
+    sizes = [size(config, name, default) for name, default in defaults.items()]
+    taps, heads, groups, *_ = zip(defaults, sizes, strict=True)
     if taps[1] < 2:
-        raise ModelFilesError(f"config.json has {taps[0]} = {taps[1]}; at least 2 is needed.")
+        raise wrong(*taps, "at least 2")
     if heads[1] % groups[1]:
         raise UnsupportedArchitecture(
             f"{heads[1]} heads of Mamba layers can't share {groups[1]} groups evenly ({heads[0]}, {groups[0]})."
         )
+    return sizes
 
 
 def head_width(config: dict[str, Any], heads: int, inner: int, described: str) -> int:
     """`mamba_d_head`, by which `heads` have `inner` numbers."""
     width = config.get("mamba_d_head", "auto")
     head_dim = inner // heads if width == "auto" else width
-    if not isinstance(head_dim, int) or isinstance(head_dim, bool) or head_dim < 1 or heads * head_dim != inner:
+    if not is_whole(head_dim, most=inner) or heads * head_dim != inner:
         raise ModelFilesError(
             f"config.json has mamba_n_heads = {heads} and mamba_d_head = {str(width)[:60]}; their product must be "
             f"{described} = {inner}."
         )
     return head_dim
-
-
-def switch(config: dict[str, Any], name: str, default: bool) -> bool:
-    """Raises ModelFilesError naming the field and its value."""
-    value = config.get(name, default)
-    if not isinstance(value, bool):
-        raise ModelFilesError(f"config.json has {name} = {str(value)[:60]}; true or false is needed.")
-    return value
 
 
 def check_activation(config: dict[str, Any], name: str = "hidden_act") -> None:
@@ -335,17 +316,9 @@ def _mamba_kinds(config: dict[str, Any]) -> tuple[str, ...]:
         raise UnsupportedArchitecture("config.json has layers_block_type. Rename the field to layer_types.")
     kinds: Any = config.get("layer_types")
     if isinstance(kinds, list):
-        kinds = [KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in cast(list[Any], kinds)]
-    return checked_kinds(config, kinds, LINEAR, ("mamba", "attention"))
-
-
-def _size(config: dict[str, Any], name: str) -> int:
-    value = config.get(name, MAMBA_DEFAULTS[name])
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
-        raise ModelFilesError(
-            f"config.json has {name} = {str(value)[:60]}; a whole number from 1 to {LARGEST} is needed."
-        )
-    return value
+        names = {kind: name for name, kind in KINDS.items()}
+        kinds = [names.get(kind, kind) if isinstance(kind, str) else kind for kind in cast(list[Any], kinds)]
+    return checked_kinds(config, kinds, KINDS)
 
 
 # --- Short convolution -----------------------------------------------------------------------------------------------
@@ -355,8 +328,6 @@ def _size(config: dict[str, Any], name: str) -> int:
 
 CONVOLUTION = "conv"
 """The kind of such a layer in `layer_types`."""
-
-LARGEST_WIDTH = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -380,14 +351,12 @@ class ShortConvolution(Recurrence):
 
 def short_convolutions_of(config: dict[str, Any]) -> ShortConvolution:
     """The layers of a model of lfm2. Raises ModelFilesError or UnsupportedArchitecture naming a field and its value."""
-    taps = size(config, "conv_L_cache", 3)
+    taps = size(config, "conv_L_cache", 3, least=2)
     width = config["hidden_size"]
     layers = config["num_hidden_layers"]
-    if taps < 2:
-        raise ModelFilesError(f"config.json has conv_L_cache = {taps}; at least 2 is needed.")
     switch(config, "conv_bias", False)
     if "head_dim" in config and config["head_dim"] is None:
-        raise _wrong("head_dim", None, "a width, or no such field,")
+        raise wrong("head_dim", None, "a width, or no such field,")
     for name in ("conv_dim", "conv_dim_out", "block_dim"):
         if config.get(name, width) != width:
             raise UnsupportedArchitecture(
@@ -398,7 +367,7 @@ def short_convolutions_of(config: dict[str, Any]) -> ShortConvolution:
     if kinds is None:
         attending = _attending(config, layers)
         kinds = [FULL if layer in attending else CONVOLUTION for layer in range(layers)]
-    return ShortConvolution(checked_kinds(config, kinds, CONVOLUTION), taps, width)
+    return ShortConvolution(checked_kinds(config, kinds, {CONVOLUTION: LINEAR, FULL: FULL}), taps, width)
 
 
 def feed_forward_width(config: dict[str, Any]) -> int:
@@ -410,8 +379,8 @@ def feed_forward_width(config: dict[str, Any]) -> int:
     width = _above_zero(int(2 * width / 3))
     multiple = _whole(config, "block_multiple_of", 256)
     factor = config.get("block_ffn_dim_multiplier", 1.0)
-    if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 < factor <= LARGEST_WIDTH / width:
-        raise _wrong("block_ffn_dim_multiplier", factor, f"a number above 0 for a width of at most {LARGEST_WIDTH}")
+    if not is_number(factor) or not 0 < factor <= LARGEST / width:
+        raise wrong("block_ffn_dim_multiplier", factor, f"a number above 0 for a width of at most {LARGEST}")
     return _above_zero(multiple * ((int(factor * width) + multiple - 1) // multiple))
 
 
@@ -420,25 +389,19 @@ def _attending(config: dict[str, Any], layers: int) -> set[int]:
     attending = config.get("full_attn_idxs")
     if attending is None:
         return set(range(layers))
-    if not isinstance(attending, list) or not all(
-        isinstance(one, int) and not isinstance(one, bool) and 0 <= one < layers for one in cast(list[Any], attending)
-    ):
-        raise _wrong("full_attn_idxs", attending, f"a list of layers below num_hidden_layers = {layers}")
+    if not isinstance(attending, list) or not all(is_whole(one, 0, layers - 1) for one in cast(list[Any], attending)):
+        raise wrong("full_attn_idxs", attending, f"a list of layers below num_hidden_layers = {layers}")
     return set(cast(list[int], attending))
 
 
 def _above_zero(width: int) -> int:
     if width < 1:
-        raise _wrong("intermediate_size", width, "a width of at least 1, after block_auto_adjust_ff_dim,")
+        raise wrong("intermediate_size", width, "a width of at least 1, after block_auto_adjust_ff_dim,")
     return width
 
 
 def _whole(config: dict[str, Any], name: str, default: int) -> int:
     value = config.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST_WIDTH:
-        raise _wrong(name, value, "a positive whole number")
+    if not is_whole(value):
+        raise wrong(name, value, "a positive whole number")
     return value
-
-
-def _wrong(name: str, value: object, needed: str) -> ModelFilesError:
-    return ModelFilesError(f"config.json has {name} = {str(value)[:60]}; {needed} is needed.")

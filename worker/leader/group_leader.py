@@ -34,7 +34,7 @@ from worker.rank.counters import Counters
 from worker.rank.heartbeat import Heartbeat, Progress
 from worker.rank.rank_worker import RankWorker
 from worker.repository.fingerprint import fingerprints
-from worker.repository.pooling import is_whole, pooling_of
+from worker.repository.pooling import is_in_one_row, pooling_of
 from worker.repository.validation import ModelFiles
 from worker.sampling.grammars import Grammars, vocabulary_of
 from worker.sampling.sampler import StepSampler
@@ -137,7 +137,7 @@ class GroupLeader(Leader):
         store = self._rank_worker.store
         images = self._rank_worker.images
         shares_prefixes = self._spec.prefix_cache and store.supports_prefix_sharing
-        whole = self._pooling is not None and is_whole(self._files.config, self._pooling)
+        whole = self._pooling is not None and is_in_one_row(self._files.config, self._pooling)
         scheduler = Scheduler(
             kv_tokens=kv_tokens,
             token_budget=max(self._limits.token_budget, WHOLE_TOKENS * thread_count() if whole else 0),

@@ -22,7 +22,7 @@ from worker.kv.base import STORED_TYPES, CacheLayout, LayerCache, StateLayout
 from worker.native.host import thread_count
 from worker.repository import validation
 from worker.repository.files import ModelFiles
-from worker.repository.pooling import is_encoder, is_whole, pooling_of
+from worker.repository.pooling import is_encoder, is_in_one_row, pooling_of
 from worker.weights.checkpoint import Checkpoint, StoredTensors, checked
 from worker.weights.gguf_checkpoint import GgufCheckpoint
 from worker.weights.quantized_checkpoint import QuantizedCheckpoint
@@ -237,7 +237,7 @@ def may_be_native(config: dict[str, Any], dtype: np.dtype[Any], device: str) -> 
     if device != "cpu" or dtype != np.float32 or is_encoder(config):
         return False
     pooling = pooling_of(config)
-    return pooling is None or not is_whole(config, pooling)
+    return pooling is None or not is_in_one_row(config, pooling)
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ for a few fields alone.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, cast
 
-from control.errors import ModelFilesError, UnsupportedArchitecture
+from control.errors import ModelFilesAway, ModelFilesError, UnsupportedArchitecture
 from worker.families.family import Family, one_for_all
+from worker.families.fields import LARGEST, is_number, is_whole
 from worker.families.parts import CHUNKED, SLIDING
 from worker.families.recurrence import FULL
-
-LARGEST = 2**31 - 1
-"""No size that a model has is above it, and no product of two of them overflows."""
 
 LIMITS = {"num_hidden_layers": 4096, "num_attention_heads": 65536, "num_key_value_heads": 65536}
 
@@ -62,6 +62,10 @@ SWITCHES = {
         "rope_interleave",
     ),
 }
+MIXED = 2
+"""Experts that a sparse mixer chooses, whatever config.json says."""
+MOST_LEAST_SUM = 1e-6
+"""Weights of a token's experts are divided by their sum, which is above it: a bound below has no effect."""
 BY_LAYER = {"no_rope_layers", "mlp_only_layers", "moe_layers"}
 """Lists of whole numbers."""
 MAY_BE_NULL = {
@@ -74,15 +78,36 @@ _EXPERTS_ALONE = {"num_experts", "top_k_experts", "moe_intermediate_size"}
 """Fields that a model without experts, of a type that may have them, may leave null."""
 
 
+def read_json(path: Path) -> Any:
+    """Raises ModelFilesError."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelFilesError(f"{path} is not valid JSON: {error}") from error
+
+
+def read_object(path: Path, required: bool = False) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is none. Raises ModelFilesError, and ModelFilesAway if a required one
+    is missing."""
+    if not path.is_file():
+        if required:
+            raise ModelFilesAway(f"{path} is missing: is {path.parent} a model folder?")
+        return {}
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ModelFilesError(f"{path} must hold a JSON object, not a {type(content).__name__}.")
+    return cast(dict[str, Any], content)
+
+
 def number(config: dict[str, Any], name: str) -> int:
     """A field that every model needs: a whole number from 1 on."""
     value = config.get(name)
     largest = LIMITS.get(name, LARGEST)
-    if not _is_whole(value) or not 1 <= cast(int, value) <= largest:
+    if not is_whole(value, 1, largest):
         raise ModelFilesError(
             f"config.json has {name} = {_shown(value)}; a positive whole number is needed, at most {largest}."
         )
-    return cast(int, value)
+    return value
 
 
 def check(config: dict[str, Any], family: Family) -> None:
@@ -132,17 +157,17 @@ def _check_value(name: str, value: Any, family: Family) -> None:
         return
     if value is None and name in SIZES | COUNTS | NUMBERS | BY_LAYER:
         raise ModelFilesError(f"config.json has {name} = null; remove the field, or give it a value.")
-    if name in counts and experts is not None and experts.may_lack and _is_whole(value) and value == 0:
+    if name in counts and experts is not None and experts.may_lack and is_whole(value, 0, 0):
         return
     if name in SIZES or name in counts:
         number({name: value}, name)
-    elif name in COUNTS and not (_is_whole(value) and 0 <= cast(int, value) <= LARGEST):
+    elif name in COUNTS and not is_whole(value, 0):
         raise _wrong(name, value, "a whole number from 0 on")
     elif name in NUMBERS or name in family.torch_numbers:
         _check_positive(name, value)
     elif name in SWITCHES and not isinstance(value, bool | None):
         raise _wrong(name, value, "true or false")
-    elif name in BY_LAYER and not (isinstance(value, list) and all(map(_is_whole, cast(list[Any], value)))):
+    elif name in BY_LAYER and not (isinstance(value, list) and all(is_whole(one, 0) for one in cast(list[Any], value))):
         raise _wrong(name, value, "a list of whole numbers")
 
 
@@ -152,7 +177,7 @@ def token_ids(source: dict[str, Any], name: str) -> list[int] | None:
     values: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
     if value is None:
         return None
-    if not all(_is_whole(one) and 0 <= one <= LARGEST for one in values):
+    if not all(is_whole(one, 0) for one in values):
         raise _wrong(name, value, "a token id or a list of them")
     return values
 
@@ -233,12 +258,19 @@ def _check_experts(config: dict[str, Any], family: Family) -> None:
     count, chosen = numbers.values()
     if count and chosen > count:
         raise _wrong(experts.chosen, chosen, f"at most {experts.count} = {count}")
-    groups = config.get("n_group")
-    chosen_groups = config.get("topk_group")
-    if groups is not None and count % groups:
-        raise _wrong("n_group", groups, f"a divisor of {experts.count} = {count}")
-    if groups is not None and chosen_groups is not None and chosen_groups > groups:
-        raise _wrong("topk_group", chosen_groups, f"at most n_group = {groups}")
+    if experts.jitter is not None and chosen != MIXED:
+        raise UnsupportedArchitecture(
+            f"config.json has {experts.chosen} = {chosen}; a sparse mixer chooses {MIXED} experts of a token."
+        )
+    if "n_group" in family.fields:
+        groups = field_value(config, family, "n_group")
+        chosen_groups = field_value(config, family, "topk_group")
+        if count % groups:
+            raise _wrong("n_group", groups, f"a divisor of {experts.count} = {count}")
+        if count < 2 * groups:  # a group is chosen by the sum of its two best
+            raise _wrong("n_group", groups, f"a number that leaves 2 of {experts.count} = {count} to a group")
+        if chosen_groups > groups:
+            raise _wrong("topk_group", chosen_groups, f"at most n_group = {groups}")
 
 
 def _check_latent(config: dict[str, Any], family: Family) -> None:
@@ -264,7 +296,7 @@ def _check_alternation(config: dict[str, Any], family: Family) -> None:
     layers = config["num_hidden_layers"]
     shares: Any = fields["activation_sparsity_pattern"]
     fits = isinstance(shares, list) and len(cast(list[Any], shares)) == layers
-    if not fits or any(isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one < 1 for one in shares):
+    if not fits or not all(is_number(one) and 0 <= one < 1 for one in shares):
         raise _wrong("activation_sparsity_pattern", shares, f"a list of {layers} numbers from 0 on, below 1,")
 
 
@@ -276,11 +308,38 @@ def _check_sparse_layers(config: dict[str, Any], family: Family) -> None:
         if not fits or any(kind not in ("dense", "sparse") for kind in kinds):
             raise _wrong("mlp_layer_types", kinds, f"a list of {layers} kinds, dense or sparse,")
     last = config.get("moe_layer_end_index", -1)
-    if "moe_layer_end_index" in family.fields and not (_is_whole(last) and -1 <= last <= LARGEST):
+    if "moe_layer_end_index" in family.fields and not is_whole(last, -1):
         raise _wrong("moe_layer_end_index", last, "a layer, or -1 for the last one,")
     jitter = config.get("router_jitter_noise", 0.0)
-    if "router_jitter_noise" in family.fields and (isinstance(jitter, bool) or not isinstance(jitter, int | float)):
+    if "router_jitter_noise" in family.fields and not is_number(jitter):
         raise _wrong("router_jitter_noise", jitter, "a number")
+    if "moe_norm_min" in family.fields:
+        least = field_value(config, family, "moe_norm_min")
+        _check_positive("moe_norm_min", least)
+        if least > MOST_LEAST_SUM:
+            raise UnsupportedArchitecture(
+                f"config.json has moe_norm_min = {least}: sums of weights of experts are served as they are. A model "
+                f"with {MOST_LEAST_SUM} or less can be served."
+            )
+
+
+def _check_part_of_heads(name: str, rope: dict[str, Any], config: dict[str, Any], family: Family) -> None:
+    """Scaled embeddings of a part of each head, in a type whose heads are turned whole: transformers' own forward fails
+    on them."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if part in (None, 1) or kind in ("default", "proportional") or family.turns_parts:
+        return
+    raise UnsupportedArchitecture(
+        f"config.json has partial_rotary_factor = {_shown(part)} with the rotary embedding '{kind}' in {name}; model "
+        f"type '{config['model_type']}' turns whole heads. Set it to 1, or remove it."
+    )
+
+
+def _has_layers(config: dict[str, Any], kind: str) -> bool:
+    """False for a kind that `layer_types` does not list."""
+    kinds = config.get("layer_types")
+    return not isinstance(kinds, list) or kind in kinds
 
 
 def _check_rope(config: dict[str, Any], family: Family) -> None:
@@ -294,8 +353,11 @@ def _check_rope(config: dict[str, Any], family: Family) -> None:
         whole = cast(dict[str, Any], rope)
         if family.rope_by_kind:
             _check_rope_by_kind(name, whole, family)
-        for one in [whole, *(cast(dict[str, Any], value) for value in whole.values() if isinstance(value, dict))]:
+        by_kind = {kind: cast(dict[str, Any], one) for kind, one in whole.items() if isinstance(one, dict)}
+        for one in [whole, *by_kind.values()]:
             _check_rotary(name, one, family)
+        for one in [one for kind, one in by_kind.items() if _has_layers(config, kind)] or [whole]:
+            _check_part_of_heads(name, one, config, family)
 
 
 def _check_rope_by_kind(name: str, rope: dict[str, Any], family: Family) -> None:
@@ -338,13 +400,9 @@ def _check_rotary(name: str, rope: dict[str, Any], family: Family) -> None:
 
 
 def _check_positive(name: str, value: object) -> None:
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LARGEST**2
-    if not fits or (name.endswith("partial_rotary_factor") and cast(float, value) > 1):
-        raise _wrong(name, value, "a number above 0" if "partial" not in name else "a number above 0, at most 1")
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    is_part = name.endswith("partial_rotary_factor")
+    if not is_number(value) or not 0 < value <= (1 if is_part else LARGEST**2):
+        raise _wrong(name, value, "a number above 0, at most 1" if is_part else "a number above 0")
 
 
 def _shown(value: object) -> str:

@@ -13,7 +13,8 @@ from control.engines import ENGINES
 from control.errors import ModelFilesAway, ModelFilesError, UnsupportedArchitecture
 from control.messages import ModelAssets, ModelSpec
 from worker.repository.assets import assets_of, check_tokenizer
-from worker.repository.files import ModelFiles, is_gguf, read_json, weight_files
+from worker.repository.config_fields import read_object
+from worker.repository.files import ModelFiles, is_gguf, weight_files
 from worker.repository.fingerprint import fingerprints
 from worker.repository.gguf.configuration import configuration
 from worker.repository.pooling import MODULES, described
@@ -74,7 +75,7 @@ def check_adapter_files(spec: ModelSpec) -> None:
 
 
 def _folder_files(folder: Path) -> ModelFiles:
-    config = read_json(folder / "config.json", required=True)
+    config = read_object(folder / "config.json", required=True)
     text = config.get("text_config")
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
@@ -87,8 +88,8 @@ def _folder_files(folder: Path) -> ModelFiles:
         weights=weight_files(folder),
         folder=folder,
         tokenizer=tokenizer,
-        tokenizer_config=read_json(folder / "tokenizer_config.json"),
-        generation_config=read_json(folder / "generation_config.json"),
+        tokenizer_config=read_object(folder / "tokenizer_config.json"),
+        generation_config=read_object(folder / "generation_config.json"),
     )
 
 

@@ -12,15 +12,17 @@ from typing import Any
 import msgspec
 
 from control.errors import ModelFilesAway, ModelFilesError
+from worker.repository.config_fields import read_object
 from worker.repository.gguf.configuration import configuration
 from worker.repository.multimodal import FIELD, image_part, text_config
-from worker.repository.pooling import described
+from worker.repository.pooling import described, pooling_of
 from worker.weights.formats import StoredTensor
 from worker.weights.gguf import GgufModel, read_model
-from worker.weights.safetensors_header import read_headers
+from worker.weights.safetensors_header import read_headers, text_name
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def _inspect_gguf(path: Path) -> ModelFiles:
 def _inspect(folder: Path, images: bool) -> ModelFiles:
     if not folder.is_dir():
         raise ModelFilesAway(f"Model folder {folder} does not exist. Give a folder with config.json and safetensors.")
-    config = read_json(folder / "config.json", required=True)
+    config = read_object(folder / "config.json", required=True)
     if not isinstance(config.get("model_type"), str):
         raise ModelFilesError(f"{folder / 'config.json'} has no model_type, so its architecture is unknown.")
     weights = weight_files(folder)
@@ -96,40 +98,34 @@ def _inspect(folder: Path, images: bool) -> ModelFiles:
         weights=weights,
         folder=folder,
         tokenizer=tokenizer,
-        tokenizer_config=read_json(folder / "tokenizer_config.json"),
-        generation_config=read_json(folder / "generation_config.json"),
+        tokenizer_config=read_object(folder / "tokenizer_config.json"),
+        generation_config=read_object(folder / "generation_config.json"),
     )
-    _ = files.tensors  # a file that a broken download cut short, or a Git LFS pointer, is refused here
+    _untie(files)  # a file that a broken download cut short, or a Git LFS pointer, is refused here
     return files
+
+
+def _untie(files: ModelFiles) -> None:
+    """Let a model keep the head that its files have beside the embedding, whatever config.json says, as transformers
+    does where the two differ."""
+    heads = any(text_name(stored) == HEAD for stored in files.tensors)
+    if heads and pooling_of(files.config) is None:
+        files.config["tie_word_embeddings"] = False
 
 
 def _with_image_part(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The configuration of the text part, and with it what the image part needs."""
     # transformers 5 writes both into the second file.
-    processor = read_json(folder / "preprocessor_config.json")
-    processor = processor or read_json(folder / "processor_config.json").get("image_processor")
+    processor = read_object(folder / "preprocessor_config.json")
+    processor = processor or read_object(folder / "processor_config.json").get("image_processor")
     part = image_part(config, processor if isinstance(processor, dict) else {})
     return text_config(config) | ({} if part is None else {FIELD: msgspec.to_builtins(part)})
-
-
-def read_json(path: Path, required: bool = False) -> dict[str, Any]:
-    if not path.is_file():
-        if required:
-            raise ModelFilesAway(f"{path} is missing: is {path.parent} a model folder?")
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelFilesError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelFilesError(f"{path} must hold a JSON object, not a {type(content).__name__}.")
-    return content
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The unique shard files of the index, else the single file."""
     if (folder / INDEX).is_file():
-        named = read_json(folder / INDEX).get("weight_map")
+        named = read_object(folder / INDEX).get("weight_map")
         if not isinstance(named, dict) or not named:
             raise ModelFilesError(f"{folder / INDEX} has no weight_map.")
         files = [folder / name for name in sorted(set(named.values()))]

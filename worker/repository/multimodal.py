@@ -11,6 +11,7 @@ import msgspec
 from control.errors import ModelFilesError
 from control.messages import ImageInput
 from worker.families.family import Images
+from worker.families.fields import is_whole
 from worker.families.registry import FAMILIES, SAME, TEXT_PARTS
 from worker.repository.config_fields import number
 from worker.weights.formats import StoredTensor
@@ -69,14 +70,9 @@ def whole(fields: Mapping[str, Any], name: str, default: int) -> int:
     """A whole number from 1 on; `default` where the field is missing. Raises ModelFilesError."""
     value = fields.get(name)
     value = default if value is None else value
-    if not is_whole(value, 1):
+    if not is_whole(value):
         raise ModelFilesError(f"The files for images have {name} = {value!r}; a whole number from 1 on is needed.")
     return value
-
-
-def is_whole(value: Any, least: int) -> bool:
-    """True for an integer from `least` on that is no truth value."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def normalisation(processor: Mapping[str, Any], mean: list[float], std: list[float]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,11 @@ import msgspec
 
 from control.errors import ModelFilesAway, ModelFilesError, UnsupportedArchitecture
 from control.messages import ModelKind
+from worker.families.fields import LARGEST, is_whole
+from worker.families.parts import SLIDING
+from worker.families.recurrence import FULL
 from worker.families.registry import FAMILIES
+from worker.repository.config_fields import read_json, read_object
 
 # --- Description -----------------------------------------------------------------------------------------------------
 
@@ -110,7 +113,7 @@ def read_embedding(folder: Path, config: dict[str, Any]) -> Pooling:
             "Dense and Normalize."
         )
     width = config.get("hidden_size")
-    dimensions = width if isinstance(width, int) and not isinstance(width, bool) else 0
+    dimensions = width if is_whole(width, 0) else 0
     dense = list[Dense]()
     normalize = False
     for kind, path in modules[2:]:
@@ -180,26 +183,9 @@ def module_files(modules_json: Path) -> list[str]:
     return names
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object of a file, {} where there is no file. Raises ModelFilesError."""
-    if not path.is_file():
-        return {}
-    content = _read(path)
-    if not isinstance(content, dict):
-        raise ModelFilesError(f"{path} must hold a JSON object, not a {type(content).__name__}.")
-    return cast(dict[str, Any], content)
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelFilesError(f"{path} is not valid JSON: {error}") from error
-
-
 def _modules(folder: Path) -> list[tuple[str, str]]:
     """Class and folder of each module, in order."""
-    content = _read(folder / MODULES)
+    content = read_json(folder / MODULES)
     modules = list[tuple[str, str]]()
     for one in cast(list[Any], content) if isinstance(content, list) else [None]:
         kind = cast(dict[str, Any], one).get("type") if isinstance(one, dict) else None
@@ -332,11 +318,7 @@ ENCODERS: dict[str, EncoderFamily] = {
 }
 
 ACTIVATIONS = {"gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"}
-SLIDING = "sliding_attention"
-FULL = "full_attention"
-
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-_LARGEST = 2**31 - 1
 _LAYERS = 4096
 _THETAS = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
 
@@ -368,10 +350,11 @@ def renamed(name: str, family: EncoderFamily) -> str:
 
 def check_encoder(config: dict[str, Any]) -> None:
     """Raise UnsupportedArchitecture or ModelFilesError naming the field of a `unified` configuration."""
+    family = ENCODERS[config["model_type"]]
     for name in (*_SIZES, "max_position_embeddings"):
         value = config.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
-            own = ENCODERS[config["model_type"]].fields.get(name, name)
+        if not is_whole(value):
+            own = family.fields.get(name, name)
             raise ModelFilesError(f"config.json has {own} = {value!r}; a positive whole number is needed.")
     if config["num_hidden_layers"] > _LAYERS:
         raise ModelFilesError(f"config.json has num_hidden_layers = {config['num_hidden_layers']}; at most {_LAYERS}.")
@@ -381,11 +364,11 @@ def check_encoder(config: dict[str, Any]) -> None:
         )
     if (act := config.get("hidden_act", "gelu")) not in ACTIVATIONS:
         raise UnsupportedArchitecture(f"The activation {act!r} is not served. Served are {sorted(ACTIVATIONS)}.")
-    if (kind := config.get("position_embedding_type", "absolute")) != "absolute" and not _is_rotary(config):
+    if (kind := config.get("position_embedding_type", "absolute")) != "absolute" and not family.rotary:
         raise UnsupportedArchitecture(f"position_embedding_type = {kind!r} is not served; 'absolute' is.")
     if config.get("is_decoder") or config.get("add_cross_attention"):
         raise UnsupportedArchitecture("is_decoder or add_cross_attention is set: only encoders are served.")
-    if ENCODERS[config["model_type"]].relative and (buckets := config.get("relative_attention_num_buckets", 32)) != 32:
+    if family.relative and (buckets := config.get("relative_attention_num_buckets", 32)) != 32:
         raise UnsupportedArchitecture(f"relative_attention_num_buckets = {buckets!r} is not served; 32 is.")
     if positions(config) < 1:
         raise ModelFilesError(f"config.json has max_position_embeddings = {config['max_position_embeddings']}.")
@@ -403,10 +386,6 @@ def first_position(config: dict[str, Any]) -> int:
         return 0
     padding = config.get("pad_token_id") if family.padding is None else family.padding
     return (padding if isinstance(padding, int) else 1) + 1
-
-
-def _is_rotary(config: dict[str, Any]) -> bool:
-    return ENCODERS[config["model_type"]].rotary
 
 
 def _local_layers(config: dict[str, Any]) -> dict[str, Any]:
@@ -485,7 +464,7 @@ def is_encoder(config: dict[str, Any]) -> bool:
     return FIELD in config and config["model_type"] in ENCODERS
 
 
-def is_whole(config: dict[str, Any], pooling: Pooling) -> bool:
+def is_in_one_row(config: dict[str, Any], pooling: Pooling) -> bool:
     """True if a sequence is computed in one row, because a position may see later ones or all are pooled."""
     return is_encoder(config) or pooling.pool != "last" or bool(config.get("use_bidirectional_attention"))
 
@@ -507,7 +486,7 @@ def check_pooling(config: dict[str, Any], pooling: Pooling, tp: int, quant: str 
         if quant is not None:
             raise UnsupportedArchitecture(f"--quant {quant} can't pack an encoder ({kind}). Leave --quant out.")
         check_encoder(config)
-    elif is_whole(config, pooling) and tp != 1:
+    elif is_in_one_row(config, pooling) and tp != 1:
         raise UnsupportedArchitecture(f"{kind} that pools all positions runs on one rank, not on {tp}. Leave --tp out.")
 
 
@@ -516,7 +495,7 @@ def longest_input(config: dict[str, Any]) -> int | None:
     pooling = pooling_of(config)
     if pooling is None:
         return None
-    return min(positions(config), pooling.max_length or _LARGEST)
+    return min(positions(config), pooling.max_length or LARGEST)
 
 
 def _architecture(config: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
+from worker.families.fields import is_whole
 
 REMEDY = "Use the unquantized checkpoint, or one in another format."
 LARGEST = 2**24
@@ -56,7 +57,7 @@ class Fields:
     def sizes(self, name: str, count: int) -> Any:
         """A tuple of `count` positive whole numbers."""
         value = self._values.get(name)
-        if not isinstance(value, list) or len(value) != count or not all(_size(one) for one in value):
+        if not isinstance(value, list) or len(value) != count or not all(is_whole(one, most=LARGEST) for one in value):
             raise self._wrong(name, f"{count} positive whole numbers")
         return tuple(value)
 
@@ -82,10 +83,6 @@ class Fields:
         return ModelFilesError(
             f"config.json has {self.path}.{name} = {_shown(self._values.get(name))}; needed is {needed}."
         )
-
-
-def _size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST
 
 
 def _shown(value: object) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from worker.families.roles import Role, Roles
+from worker.families.family import Role, Roles
 
 
 def share(size: int, rank: int, world_size: int, width: int = 1) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -16,17 +16,13 @@ from control.commands import ErrorReply, GenerateStep
 from control.errors import SettingsError
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
-from control.requests import Emission
 from ops.bench.control.stepping import MODEL, Clocked, Forwards, Metronome, Turn, hashing, load_command, stepping, timed
 from ops.demo import MODEL_DIR
 from ops.harness.farm import traffic
 from ops.harness.program import Figure, benchmark, run
 from ops.local.embedded import EmbeddedServer
 from worker.engine.step import Step
-from worker.leader.request import RunningRequest
-from worker.leader.request_counters import RequestCounters
 from worker.leader.serving import REPEAT_WITHIN_S
-from worker.rank.counters import Counters
 
 ALONE_MS = {1: 0.3, 8: 0.3, 64: 0.8}
 """The most that a step may spend on Redis with nothing overlapped, by rows."""
@@ -35,10 +31,6 @@ BESIDE = 0.03
 """The most that Redis may add to a step of STEP_S."""
 WARM_UP = 50
 ROUNDS = 5
-COUNTING = 0.01
-"""The most that counting may add to a step of STEP_S."""
-COUNTED_ROWS = (1, 64)
-PARTS = 10
 OUTSIDE_ROWS = 64
 OUTSIDE_MS = 2.0
 
@@ -50,9 +42,8 @@ def control(
 ) -> list[Figure]:
     """Run the leader's real step loop on a private server, around an engine that costs nothing or 4 ms.
 
-    Other ranks are processes that acknowledge at once. Then steps with and without counting for Prometheus run in
-    turns. At the end the demonstration model runs in that loop: what a step takes outside its forward. Exit status 1
-    where a limit is missed.
+    Other ranks are processes that acknowledge at once. At the end the demonstration model runs in that loop: what a
+    step takes outside its forward. Exit status 1 where a limit is missed.
     """
     click.echo(f"{steps} steps each, medians")
     figures: list[Figure] = []
@@ -63,7 +54,6 @@ def control(
             figures += [alone(client, url, rows, steps, ranks) for rows in ALONE_MS]
             click.echo(f"ranks: {ranks}; beside a step of {1000 * STEP_S:g} ms")
             figures += [beside(url, rows, steps, ranks) for rows in ALONE_MS]
-        figures += [counting(url, steps, rows) for rows in COUNTED_ROWS]
         figures.append(outside(url, steps))
         client.close()
     return figures
@@ -124,61 +114,6 @@ def beside(url: str, rows: int, steps: int, tp: int) -> Figure:
 
 def ms(turns: list[Turn], part: Callable[[Turn], float]) -> str:
     return f"{1000 * median([part(turn) for turn in turns]):.3f}"
-
-
-# --- counting for Prometheus ------------------------------------------------------------------------------------------
-
-
-class EveryOther(RequestCounters):
-    """Counts in every other step, so that the machine's mood meets both."""
-
-    def __init__(self, counters: Counters) -> None:
-        super().__init__(counters)
-        self.counts = False
-        self.counted: list[bool] = []
-        """Of each step whose tokens Redis took."""
-        self.times: list[float] = []
-        """Seconds of processor time that counting took, of each step that was counted."""
-
-    def accepted(self, rows: Iterable[tuple[RunningRequest, Emission]], now_ms: int) -> None:
-        self.counts = not self.counts
-        self.counted.append(self.counts)
-        if self.counts:
-            began = time.thread_time()
-            super().accepted(rows, now_ms)
-            self.times.append(time.thread_time() - began)
-
-    def load(self, running: int, kv_usage: float) -> None:
-        if self.counts:
-            super().load(running, kv_usage)
-
-
-def counting(url: str, steps: int, rows: int) -> Figure:
-    """What counting adds to a step of 4 ms on one rank, each step with an emission."""
-    added, alone = _added(url, rows, steps)
-    click.echo(
-        f"counting, {rows:>3} rows: {1e6 * median(added):.0f} µs a step; {PARTS} parts:"
-        f" {1e6 * min(added):.0f} to {1e6 * max(added):.0f}; processor time of the counting {1e6 * alone:.0f} µs"
-    )
-    return Figure(f"counting, {rows} rows, of a step of 4 ms", 100 * median(added) / STEP_S, 100 * COUNTING, "%")
-
-
-def _added(url: str, rows: int, steps: int) -> tuple[list[float], float]:
-    """Seconds that counting adds to a step, in each of PARTS parts, and the processor time of the counting alone."""
-    part = max(2, steps // PARTS)
-    added = list[float]()
-    alone = list[float]()
-    with stepping(url, rows, PARTS * (part + 1) + WARM_UP, Metronome(1, hashing(STEP_S)), overlap=True) as loop:
-        loop.turns(WARM_UP)
-        for _ in range(PARTS):
-            loop.running.counters = counters = EveryOther(Counters())
-            turns = loop.turns(part + 1)[1:]  # the first has no answer of Redis to take
-            spent: dict[bool, list[float]] = {True: [], False: []}
-            for turn, counted in zip(turns, counters.counted, strict=False):  # the last answer follows the last step
-                spent[counted].append(turn.whole - turn.forwards.work)
-            added.append(median(spent[True]) - median(spent[False]))
-            alone += counters.times
-    return added, median(alone)
 
 
 # --- beside the forward -----------------------------------------------------------------------------------------------

@@ -13,19 +13,20 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import click
-import psutil
 
 from control.messages import ModelSpec
 from control.placement.need import RankNeed
 from ops.harness.client import Answer, Base, ask, completion
 from ops.harness.farm import NOBODY_REFUSED, private_farm, say
 from ops.harness.models import Models
-from ops.harness.processes import MIB, looking
+from ops.harness.processes import MIB, Peak, memory_of_children
 from ops.harness.program import Figure, ModelsFolder, benchmark, run
 from worker.models.need import STEP_ROWS, rank_need
 from worker.repository import validation
 
-EVERY_S = 0.02
+EVERY_S = 0.05
+RANK = "furrow-rank"
+"""The beginning of a rank's title."""
 MOST = 1.15
 """Times the peak."""
 LIMIT_S = 900.0
@@ -133,15 +134,15 @@ def measured(case: Case, need: RankNeed) -> Taken:
     """Load the model, and fill its KV memory: with as many sequences as a step has rows, with eight, with one."""
     kv_tokens = need.kv_tokens
     spec = ModelSpec(name="bench", source=str(case.source), devices=["cpu"], quant=case.quant, kv_tokens=kv_tokens)
-    watch = Watch()
-    with looking(watch.look, EVERY_S), private_farm(spec, *NOBODY_REFUSED) as farm:
+    peak = Peak(RANK)
+    with peak.watched(EVERY_S), private_farm(spec, *NOBODY_REFUSED) as farm:
         time.sleep(1.0)  # what the load has freed is given back
-        start = watch.now()
+        start = memory_of_children(RANK)
         config = validation.inspect(case.source).config
         vocabulary = config["vocab_size"]
         context = validation.context_length(config)
         asyncio.run(fill(farm.base, vocabulary, kv_tokens, context, need.cost.state_tokens))
-        return Taken(start, watch.peak)
+        return Taken(int(start * MIB), int(peak.mib * MIB))
 
 
 async def fill(base: Base, vocabulary: int, kv_tokens: int, context: int, state_tokens: int) -> None:
@@ -164,37 +165,6 @@ async def fill(base: Base, vocabulary: int, kv_tokens: int, context: int, state_
                 answers.append(tasks.create_task(ask(base, body)))
         for one in answers:
             one.result().check()
-
-
-class Watch:
-    """Looks at the rank below this process again and again."""
-
-    def __init__(self) -> None:
-        self.peak = 0
-        self._rank: int | None = None
-
-    def now(self) -> int:
-        """PSS in bytes; 0 while there is no rank."""
-        if self._rank is None:
-            children = psutil.Process().children(recursive=True)
-            self._rank = next((one.pid for one in children if _name(one).startswith("furrow-rank")), None)
-        if self._rank is None:
-            return 0
-        for row in Path(f"/proc/{self._rank}/smaps_rollup").read_text().splitlines():
-            if row.startswith("Pss:"):
-                return int(row.split()[1]) * 1024
-        return 0
-
-    def look(self) -> None:
-        """Compare the PSS of now. Raises OSError once the rank has ended."""
-        self.peak = max(self.peak, self.now())
-
-
-def _name(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.Error:  # it ended meanwhile
-        return ""
 
 
 if __name__ == "__main__":

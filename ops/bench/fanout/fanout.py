@@ -14,7 +14,6 @@ import click
 
 from control.listening import free_port
 from control.redis.connection import connect
-from ops.bench.fanout.bare import serve_bare
 from ops.bench.fanout.leaders import MODEL, Load, lead
 from ops.bench.fanout.readers import WARM_UP, overhead_ms, read
 from ops.common.waiting import until
@@ -81,8 +80,7 @@ def fanout(
     """One API process on a core of its own; Redis, leaders without a model and the clients are on the others.
 
     The leaders emit through Redis as real ones do, and stamp each token just before; the clients read raw bytes and
-    compare. In the last load each answer is a call, whose argument is the text. Beside them the same bytes at the same
-    moments come from a bare Litestar stream. Exit status 1 where a figure is missed.
+    compare. In the last load each answer is a call, whose argument is the text. Exit status 1 where a figure is missed.
     """
     own, others = split_cores()
     os.sched_setaffinity(0, others)
@@ -93,22 +91,21 @@ def fanout(
         scratch = Path(folder)
         loads = [("half load", half, seconds), ("full load", full, 60 * minutes or seconds), ("calls", calls, seconds)]
         loads = loads if only is None else []
-        seen = [bare(own, others, scratch, full, seconds)] if only is None else []
         with EmbeddedServer(scratch / "redis") as url, api(own, url) as (part, address):
-            seen += [streams(others, scratch, url, part, address, *each) for each in loads]
+            seen = [streams(others, scratch, url, part, address, *each) for each in loads]
             overhead = whole(others, scratch, url, part, address, requests) if requests else None
     return Outcome(figures(seen, overhead), {"loads": seen, "overhead_ms": overhead})
 
 
 def figures(seen: list[Seen], overhead: Summary | None) -> list[Figure]:
-    """The figures with limits; `seen`: the bare stream, half load, full load and calls, or nothing without streams."""
+    """The figures with limits; `seen`: half load, full load and calls, or nothing without streams."""
     of_streams = _of_streams(*seen) if seen else []
     if overhead is None:
         return of_streams
     return [*of_streams, Figure("p50 of the overhead of a whole answer", overhead.p50, OVERHEAD_MS, "ms")]
 
 
-def _of_streams(_: Seen, half: Seen, full: Seen, calls: Seen) -> list[Figure]:
+def _of_streams(half: Seen, full: Seen, calls: Seen) -> list[Figure]:
     judged = [
         Figure("tokens/s to the clients", full.arrivals["tokens_per_second"], TOKENS_PER_S, at_least=True),
         Figure("streams at one time", full.load.clients, 1000, at_least=True),
@@ -133,15 +130,6 @@ def api(
     arguments = ["--host", HOST, "--port", str(port), "--max-queued", "100000", *NOBODY_REFUSED, *more]
     with running(cores, "api", *arguments, environment=part_environment(redis_url, environment)) as part:
         yield part, (HOST, port)
-
-
-def bare(own: set[int], others: set[int], folder: Path, load: Load, seconds: float) -> Seen:
-    """The load from a plain Litestar stream."""
-    ring = folder / "bare"
-    address = (HOST, free_port(HOST, 0))
-    with calling(own, serve_bare, ring=ring, load=load, port=address[1]) as part:
-        until(lambda: get(address, "/")[0] == 404, "the bare stream answers", READY_WITHIN_S)
-        return _read(others, "bare", load, ring, address, seconds, {"api": part.pid})
 
 
 def streams(

@@ -1,7 +1,7 @@
 """Leaders without a model.
 
-Which client's next token is due when is the same for them and for a stream without Redis (`Load`). When each token left
-its leader is in shared memory between the process that emits and the one that reads (`Ring`).
+`Load` says which client's next token is due when. When each token left its leader is in shared memory between the
+process that emits and the one that reads (`Ring`).
 """
 
 from __future__ import annotations

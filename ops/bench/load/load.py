@@ -10,12 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import click
@@ -30,7 +28,7 @@ from control.settings import redis_url_from_environment
 from ops.demo import MODEL_DIR
 from ops.harness.client import Answer, Base, ask, chat, now_ms, prompt, request
 from ops.harness.farm import NOBODY_REFUSED, private_farm, say
-from ops.harness.program import FILE, Summary, describe, summarise, with_options
+from ops.harness.program import Figure, Outcome, Summary, benchmark, summarise
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +313,7 @@ def _row(name: str, *cells: str | float) -> str:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-@with_options
+@benchmark
 @click.argument("scenarios", nargs=-1)
 @redis_option
 def load(
@@ -327,8 +325,7 @@ def load(
     source: Annotated[str, "With --self: model to serve."] = "demo",
     tp: Annotated[int, "With --self: ranks per replica."] = 1,
     devices: Annotated[str, "With --self: one per rank."] = "cpu",
-    json_file: Annotated[Path | None, "--json", FILE, "File for all figures."] = None,
-) -> None:
+) -> Outcome:
     """Run SCENARIOS and print the figures of each; the exit status is 1 if one fails.
 
     A scenario fails if a request fails, or if a segment has no data.
@@ -336,8 +333,6 @@ def load(
     if own == (url is not None):
         raise click.UsageError("give either --url (and --redis) of a farm that runs, or --self")
     spec = build_spec(source, tp=tp, devices=devices, demo=MODEL_DIR)
-    machine = describe()
-    click.echo(machine)
     reports: list[Report] = []
     for scenario in chosen(scenarios):
         with ExitStack() as stack:
@@ -349,12 +344,8 @@ def load(
                 where = url or "", _redis(redis_url), list(models)
             reports.append(asyncio.run(_measure(scenario, *where)))
         click.echo(table(reports[-1]) + "\n")
-    if json_file is not None:
-        json_file.write_text(json.dumps({"machine": machine, "scenarios": list(map(asdict, reports))}, indent=1))
-    failed = [report.scenario for report in reports if report.faults]
-    if failed:
-        click.echo(f"failed: {', '.join(failed)}", err=True)
-        sys.exit(1)
+    figures = [Figure(f"{one.scenario}: faults", len(one.faults), 0) for one in reports]
+    return Outcome(figures, {"scenarios": reports})
 
 
 load.epilog = f"Scenarios: {', '.join(SCENARIOS)}; all of them where none is named."

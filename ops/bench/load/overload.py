@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -14,7 +13,7 @@ import click
 
 from ops.harness.client import Answer, Base, ask, chat, now_ms, prompt
 from ops.harness.farm import DEMO, demo_spec, private_farm, say
-from ops.harness.processes import MemoryByPart, growth, looking
+from ops.harness.processes import growth, looking, memory_of_children
 from ops.harness.program import Figure, Summary, benchmark, run, summarise
 
 USERS = 5
@@ -27,7 +26,8 @@ SETTLE = 1 / 3
 """Of the time in which the capacity is measured: the queue fills meanwhile, and nothing counts."""
 TTFT_FACTOR = 1.5
 GROWTH_MIB = 32.0
-"""Growth of a part's peak in the second half of the overload: ended requests are kept for two minutes."""
+"""Growth of the peak of all processes in the second half of the overload: ended requests are kept for two minutes."""
+LOOK_EVERY_S = 0.5
 REFUSED = "429 rate_limit_exceeded"
 
 
@@ -67,24 +67,24 @@ def overload(
     """
     with private_farm(demo_spec(kv_tokens=kv_tokens), "--max-queue-wait", str(max_queue_wait)) as farm:
         base = farm.base
-        memory = MemoryByPart()
+        memory = list[float]()
         capacity = asyncio.run(measure_capacity(base, calibrate))
         say(f"capacity {capacity:.1f} req/s")
         nominal = asyncio.run(offer(base, Phase(capacity), seconds))
         say(f"nominal load: {len(nominal.refused)} of {len(nominal.answers)} refused")
-        beyond = asyncio.run(offer(base, Phase(times * capacity), seconds, memory))
+        with looking(lambda: memory.append(memory_of_children()), LOOK_EVERY_S):
+            beyond = asyncio.run(offer(base, Phase(times * capacity), seconds))
     for title, phase in (("nominal", nominal), ("overload", beyond)):
         ttft = phase.ttft
         click.echo(
             f"{title:<9} {phase.rate:6.1f} req/s offered, {len(phase.admitted)} of {len(phase.answers)} admitted, "
             f"TTFT p50 {ttft.p50:.0f} ms, p99 {ttft.p99:.0f} ms, max {ttft.max:.0f} ms"
         )
-    for part, samples in memory.samples.items():
-        click.echo(f"memory    {part:<6} {samples[0]:.0f} MiB at the start, peak {max(samples):.0f} MiB")
-    return figures(nominal, beyond, growth(memory.samples))
+    click.echo(f"memory    {memory[0]:.0f} MiB at the start, peak {max(memory):.0f} MiB")
+    return figures(nominal, beyond, growth(memory))
 
 
-def figures(nominal: Phase, beyond: Phase, grown: dict[str, float]) -> list[Figure]:
+def figures(nominal: Phase, beyond: Phase, grown: float) -> list[Figure]:
     """The figures with limits."""
     failures = Counter(a.error for a in nominal.answers + beyond.answers if a.error not in (None, REFUSED))
     if failures:
@@ -95,8 +95,7 @@ def figures(nominal: Phase, beyond: Phase, grown: dict[str, float]) -> list[Figu
         Figure("requests refused under overload", len(beyond.refused), 1, at_least=True),
         Figure("refusals without Retry-After", mute, 0),
         Figure("requests that failed otherwise", failures.total(), 0),
-        Figure("parts whose memory was seen", len(grown), 3, at_least=True),
-        *(Figure(f"{part}: growth of the peak", mib, GROWTH_MIB, "MiB") for part, mib in grown.items()),
+        Figure("growth of the farm's memory", grown, GROWTH_MIB, "MiB"),
     ]
 
 
@@ -141,16 +140,15 @@ async def arrivals(rate: float, seconds: float) -> AsyncIterator[int]:
         at += chance.expovariate(rate)
 
 
-async def offer(base: Base, phase: Phase, seconds: float, memory: MemoryByPart | None = None) -> Phase:
+async def offer(base: Base, phase: Phase, seconds: float) -> Phase:
     """Send requests at the phase's rate, and wait for every answer."""
 
     async def one(index: int) -> None:
         phase.answers.append(await _ask(base, index))
 
     async with asyncio.TaskGroup() as tasks:
-        with looking(memory.look, memory.EVERY_S) if memory is not None else nullcontext():
-            async for index in arrivals(phase.rate, seconds):
-                tasks.create_task(one(index))
+        async for index in arrivals(phase.rate, seconds):
+            tasks.create_task(one(index))
     return phase
 
 

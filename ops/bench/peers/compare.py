@@ -13,7 +13,7 @@ import click
 from control.errors import SettingsError
 from ops.bench.peers.engine import Engine, Row, Setup, Unavailable
 from ops.bench.peers.limits import Cost, Machine
-from ops.bench.peers.report import Comparison, chart, table
+from ops.bench.peers.report import Comparison, table
 from ops.bench.peers.results import GOALS, Results, judged
 from ops.bench.peers.runner import DEFAULT_ROWS, ENGINES, NEEDS_GGUF, Peers, Plan, Runner
 from ops.bench.peers.weights import BYTES
@@ -49,7 +49,6 @@ def compare(
     ] = (),
     folder: ModelsFolder = None,
     json_file: Annotated[Path | None, "--json", FILE, "File for all figures, written after each turn."] = None,
-    plot: Annotated[Path | None, FILE, "File for a chart of the rates, as SVG."] = None,
     with_goals: Annotated[bool, "--goals", "Compare the figures with Furrow's goals."] = False,
 ) -> None:
     """Run Furrow and its peers in turns and print their rates, the machine's limits and the ratios.
@@ -90,8 +89,6 @@ def compare(
         comparison.raise_limits()
         keep(results)
     click.echo(f"{comparison.machine}\n{table(comparison)}")
-    if plot is not None:
-        plot.write_text(chart(comparison), encoding="utf-8")
     for fault in results.faults:
         click.echo(f"furrow bench: {fault}", err=True)
     missed = with_goals and not _conclude(comparison)

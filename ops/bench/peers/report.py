@@ -1,9 +1,8 @@
-"""The comparison as text, as JSON, and as a chart."""
+"""The comparison as text and as JSON."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from html import escape
 from statistics import median
 from typing import Any
 
@@ -125,50 +124,3 @@ def _once(comparison: Comparison, result: Result) -> str:
 
 def _row(name: str, *cells: str) -> str:
     return f"  {name:<28}" + "".join(f"{cell:>13}" for cell in cells)
-
-
-# --- the chart --------------------------------------------------------------------------------------------------------
-
-WIDTH = 760
-LABEL = 210
-BAR = 16
-GAP = 5
-TITLE = 30
-VALUE = 110
-"""Room for the number behind a bar."""
-OURS = "#2563eb"
-THEIRS = "#94a3b8"
-LIMIT = "#dc2626"
-
-
-def chart(comparison: Comparison) -> str:
-    """An SVG document. Bars of a group share a scale that ends at its largest rate: a limit beyond is not drawn."""
-    parts: list[str] = []
-    y = 8
-    for streams in comparison.plan.streams:
-        bars = [(result, one) for result in comparison.measured if (one := result.median(streams)) is not None]
-        if not bars:
-            continue
-        y += TITLE
-        parts.append(_text(0, y - 10, f"{counted(streams)}: tokens per second", bold=True))
-        scale = (WIDTH - LABEL - VALUE) / max(one.decode for _, one in bars)
-        for result, one in bars:
-            colour = OURS if result.row.engine.startswith("furrow") else THEIRS
-            length = one.decode * scale
-            parts.append(_text(LABEL - 8, y + BAR - 4, str(result.row), anchor="end"))
-            parts.append(f'<rect x="{LABEL}" y="{y}" width="{length:.1f}" height="{BAR}" fill="{colour}"/>')
-            parts.append(_text(LABEL + length + 6, y + BAR - 4, f"{one.decode:.1f}"))
-            limit = LABEL + comparison.limit(result, streams) * scale
-            if limit <= WIDTH - VALUE:
-                parts.append(f'<path d="M{limit:.1f} {y - 1}v{BAR + 2}" stroke="{LIMIT}" stroke-width="2"/>')
-            y += BAR + GAP
-    legend = f"{comparison.model}, prompt {comparison.plan.prompt}, {comparison.plan.tokens} tokens; red: the limit"
-    parts.append(_text(0, y + 16, legend))
-    size = f'viewBox="0 0 {WIDTH} {y + 28}" font-family="sans-serif" font-size="12"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{y + 28}" fill="white"/>', *parts, "</svg>"]) + "\n"
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start", bold: bool = False) -> str:
-    weight = ' font-weight="bold"' if bold else ""
-    return f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}"{weight}>{escape(text)}</text>'

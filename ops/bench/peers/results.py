@@ -245,7 +245,7 @@ GOALS: dict[tuple[str, str], list[Goal]] = {
     ("qwen3-0.6b", "cuda"): [Goal("bf16", streams, 0.35) for streams in (1, 8)],
     ("qwen3-8b", "cuda"): [
         *(Goal("bf16", n, share) for n, share in ((1, 0.80), (8, 0.75), (64, 0.65), (256, 0.60))),
-        *(Goal("bf16", n, 3.0, ("transformers-batching:bf16",)) for n in (1, 8, 64, 256)),
+        *(Goal("bf16", n, 3.0, ("transformers-serve:bf16",)) for n in (1, 8, 64, 256)),
         *_farm_beside_loop("bf16"),
     ],
 }

@@ -52,7 +52,6 @@ ENGINES: dict[str, Make] = {
     "furrow-loop": lambda setup, peers: bare_loop(setup),
     "furrow-farm": lambda setup, peers: FurrowFarm(setup),
     "transformers": _peer_loop("transformers_generate"),
-    "transformers-batching": _peer_loop("transformers_batching"),
     "transformers-serve": lambda setup, peers: TransformersServe(setup, peers.python, peers.environment(setup.threads)),
     "llama.cpp": _peer_loop("llama_cpp"),
     "llama-server": lambda setup, peers: LlamaServer(setup, peers.llama_server, peers.environment(setup.threads)),
@@ -64,7 +63,6 @@ DEFAULT_ROWS = (
     *(f"furrow-farm:{weights}" for weights in ("f32", "f16", "int8")),
     "furrow-loop:f32",
     *(f"transformers:{weights}" for weights in ("f32", "bf16")),
-    "transformers-batching:f32",
     "transformers-serve:f32",
     *(f"{engine}:{weights}" for engine in ("llama-server", "llama.cpp") for weights in ("f32", "bf16", "q8_0")),
 )

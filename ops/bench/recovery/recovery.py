@@ -1,5 +1,5 @@
 """`furrow bench recovery`: strike ranks and the agent under running requests; time to the next token, where it goes,
-and whether the token is the same. The benchmark of hangs strikes in the same way."""
+and whether the token is the same."""
 
 from __future__ import annotations
 
@@ -302,6 +302,8 @@ FAULTS: dict[str, tuple[int, signal.Signals]] = {
     "rank stopped": (1, signal.SIGSTOP),
     "leader stopped": (0, signal.SIGSTOP),
 }
+DETECTION_LIMIT_S = 2.0
+"""Of a rank that is stopped, whose steps are short."""
 PAUSE_LIMIT_S = 0.2
 ADOPTION_LIMIT_S = 2.0
 
@@ -337,8 +339,12 @@ def recovery(
     phases = {fault: [struck.phases for struck in mine] for fault, mine in strikes.items()}
     click.echo(table(phases, TARGETS_MS if shape is None else None))
     everything = [*(one for mine in strikes.values() for one in mine), *agents]
+    stopped = max(
+        one.detected_s for fault, mine in strikes.items() if FAULTS[fault][1] == signal.SIGSTOP for one in mine
+    )
     figures = [
         Figure("streams that ended otherwise than undisturbed", sum(one.streams - one.same for one in everything), 0),
+        Figure("rank stopped: worst time to find it", stopped, DETECTION_LIMIT_S, "s"),
         Figure("agent killed: longest pause of all streams", max(one.pause_s for one in agents), PAUSE_LIMIT_S, "s"),
         Figure("agent killed: adopted after", max(one.adopted_s for one in agents), ADOPTION_LIMIT_S, "s"),
         Figure("agent killed: ranks or epoch replaced", sum(not one.same_processes for one in agents), 0),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import closing
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
 
+import httpx
 import msgspec
 
 from control.errors import SettingsError
@@ -25,11 +24,6 @@ JUDGED_S = 0.1
 """Events that were sent within less time tell nothing: their times are in whole milliseconds."""
 
 Body = TypeVar("Body")
-
-
-class Answer(NamedTuple):
-    status: int
-    body: bytes
 
 
 class Unexpected(Exception):
@@ -49,7 +43,7 @@ def check_api(url: str) -> list[Finding]:
     for check in (check_answer, check_ready, check_stream):
         try:
             check(server, checks)
-        except (OSError, http.client.HTTPException) as error:
+        except httpx.HTTPError as error:
             remedy = "Check that `furrow api` runs and that the URL names it, or the proxy before it."
             checks.error("answer", f"it does not answer: {str(error) or type(error).__name__}", remedy)
             break
@@ -64,40 +58,30 @@ class ApiServer:
     """Sends one request a connection."""
 
     def __init__(self, parts: SplitResult, trusted: ssl.SSLContext) -> None:
-        self._parts = parts
-        self._trusted = trusted
-        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        self._http = httpx.Client(
+            base_url=place + parts.path.rstrip("/").removesuffix("/v1"),
+            verify=trusted,
+            timeout=WITHIN_S,
+            trust_env=False,
+            headers={"user-agent": f"furrow-doctor/{VERSION}", "accept-encoding": "identity"},
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
 
-    def get(self, path: str) -> Answer:
-        with closing(self._connection()) as connection:
-            response = self._asked(connection, path)
-            return Answer(response.status, response.read())
+    def get(self, path: str) -> httpx.Response:
+        return self._http.get(path)
 
     def events(self, path: str) -> Iterator[tuple[float, bytes]]:
         """The time at which each event came, in seconds, and its data. Raises Unexpected for another answer."""
-        with closing(self._connection()) as connection:
-            response = self._asked(connection, path)
-            if response.status != 200:
-                raise Unexpected(f"GET {path} is answered with HTTP {response.status}")
+        with self._http.stream("GET", path) as response:
+            if response.status_code != 200:
+                raise Unexpected(f"GET {path} is answered with HTTP {response.status_code}")
             try:
-                for event in parsed(response):
+                for event in parsed(response.iter_raw()):
                     if event.data:  # no comment
                         yield time.monotonic(), event.data
             except UnicodeDecodeError:
                 raise Unexpected(f"the stream of GET {path} is not Furrow's") from None
-
-    def _asked(self, connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
-        connection.request(
-            "GET", self._base + path, headers={"accept": "*/*", "user-agent": f"furrow-doctor/{VERSION}"}
-        )
-        return connection.getresponse()
-
-    def _connection(self) -> http.client.HTTPConnection:
-        host = self._parts.hostname or ""
-        port = self._parts.port
-        if self._parts.scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=WITHIN_S, context=self._trusted)
-        return http.client.HTTPConnection(host, port, timeout=WITHIN_S)
 
 
 class _Version(msgspec.Struct):
@@ -123,8 +107,8 @@ def _decoded(data: bytes, body: type[Body], other: str) -> Body:
 
 def check_answer(server: ApiServer, checks: Checks) -> None:
     answer = server.get("/v1/version")
-    other = f"GET /v1/version is answered with HTTP {answer.status}, not by Furrow"
-    version = _decoded(answer.body, _Version, other).version
+    other = f"GET /v1/version is answered with HTTP {answer.status_code}, not by Furrow"
+    version = _decoded(answer.content, _Version, other).version
     remedy = "Install one version everywhere, and restart the API processes one by one."
     same = version == VERSION
     message = f"Furrow {version}" + ("" if same else f"; this command is {VERSION}")
@@ -133,7 +117,8 @@ def check_answer(server: ApiServer, checks: Checks) -> None:
 
 def check_ready(server: ApiServer, checks: Checks) -> None:
     answer = server.get("/v1/ready")
-    ready = _decoded(answer.body, _Ready, f"GET /v1/ready is answered with HTTP {answer.status}, not by Furrow")
+    other = f"GET /v1/ready is answered with HTTP {answer.status_code}, not by Furrow"
+    ready = _decoded(answer.content, _Ready, other)
     remedy = "Mend what is found above about Redis, hosts and models; without findings wait until the model is loaded."
     if ready.ready:
         checks.ok("ready", "a model serves")

@@ -65,7 +65,7 @@ def test_the_page_of_figures_names_every_benchmark() -> None:
     programs = {
         path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
         for path in (ROOT / "ops/bench").rglob("*.py")
-        if '\nif __name__ == "__main__":\n    run(' in path.read_text() and path.name != "__main__.py"
+        if re.search(r'\nif __name__ == "__main__":\n    (run|main)\(', path.read_text()) and path.name != "__main__.py"
     }
     assert len(programs) >= 15
     page = (ROOT / "docs/performance.md").read_text()

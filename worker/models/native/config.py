@@ -8,6 +8,7 @@ from typing import Any
 
 from control.errors import ModelFilesError
 from worker.families.family import Family, Fields, Norms
+from worker.families.fields import is_number
 from worker.families.parts import SLIDING
 from worker.families.recurrence import FULL, DeltaRule, Mamba, ShortConvolution
 from worker.families.registry import FAMILIES
@@ -176,7 +177,7 @@ def _latent_scaling(latent: Latent, config: dict[str, Any], family: Family) -> f
     every = rope.get("mscale_all_dim")
     if kind == "default" or not every:
         return scale
-    if isinstance(every, bool) or not isinstance(every, int | float):
+    if not is_number(every):
         raise ModelFilesError(
             f"config.json has mscale_all_dim = {every!r:.60} among the rotary parameters; give a number."
         )

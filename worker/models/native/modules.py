@@ -8,10 +8,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from worker.families.family import Family
+from worker.families.family import Family, Roles
 from worker.families.recurrence import FEED_FORWARD_ALONE, Mamba, attends, recurs
 from worker.families.registry import FAMILIES
-from worker.families.roles import Roles
 from worker.models.native.config import Latent
 from worker.models.native.linear import Embedding
 from worker.models.native.module import Module, Numbers, Unfilled

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from control.errors import ModelFilesError
 from worker.families.family import Family
+from worker.families.fields import is_number
 from worker.families.recurrence import FULL
 from worker.models.native.module import require
 
@@ -50,8 +51,8 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, widths: Mapp
             width = config.get("rotary_dim")
             partial = 1.0 if width is None else width / head_dim
         if not (scaling or rope) and default.get("rope_type", default.get("type")) != "default":
-            # The class's own parameters are whole: `rope_theta` beside them has no effect.
-            rope = {"rope_theta": theta, **default}
+            # Where the class's own parameters are whole, `rope_theta` beside them has no effect.
+            rope = default if family.theta_beside_rope else {"rope_theta": theta, **default}
         rope = scaling or rope or {}
         nested = [name for name, value in rope.items() if isinstance(value, dict)]
         require(not nested, f"its rotary embeddings differ by layer ({', '.join(nested)})")
@@ -87,6 +88,8 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, widths: Mapp
                 # Without a part among the parameters, an embedding of type default turns the class's part.
                 plain = parameters.get("rope_type", "default") == "default"
                 parameters = {"partial_rotary_factor": partial if plain else 1.0, **parameters}
+            # transformers looks for this one beside the kinds.
+            parameters["truncate"] = (rope or {}).get("truncate", True)
             embeddings[kind] = _rotary(config, partial, parameters, widths[kind])
     return embeddings
 
@@ -120,7 +123,7 @@ class _Parameters:
     def number(self, name: str, default: float | None = None) -> float:
         value = self.values.get(name)
         value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not is_number(value):
             raise ModelFilesError(f"config.json has {name} = {value!r} among the rotary parameters; give a number.")
         return value
 

@@ -185,6 +185,8 @@ def packing(
         return Packing(partial(_dense, dtype, device), packed=False, quantized=False)
 
     def pack(parts: Sequence[Matrix], bias: Tensor | None) -> nn.Module:
+        if any(0 in part.shape for part in parts):  # of 0 shared experts; the C++ products have no empty matrix
+            return _dense(dtype, device, parts, bias)
         return NativeLinear(parts, bias, [kept_as(part, quant) for part in parts], threads)
 
     return Packing(

@@ -23,7 +23,7 @@ from worker.models.torch.served import TorchModel
 from worker.models.torch.weight_loader import WeightLoader
 from worker.repository import multimodal, validation
 from worker.repository.multimodal import part_of
-from worker.repository.pooling import Pooling, is_encoder, is_whole, pooling_of
+from worker.repository.pooling import Pooling, is_encoder, is_in_one_row, pooling_of
 from worker.selftest.shapes import Shapes
 from worker.tensors import torch_type
 from worker.weights.checkpoint import Checkpoint
@@ -109,7 +109,7 @@ class _Load:
             return TorchModel(model, shard.link, layout, model.config.vocab_size, tower=tower)
         show_hidden_states(model, self.dtype, self.device)
         whole = WholeLayout(not config.get("use_bidirectional_attention"), shard.dtype, shard.device)
-        places = whole if is_whole(config, pooling) else layout
+        places = whole if is_in_one_row(config, pooling) else layout
         return TorchModel(model, shard.link, places, model.config.vocab_size, causal_pooler(shard, pooling))
 
 

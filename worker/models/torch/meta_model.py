@@ -15,6 +15,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedCon
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from control.errors import ModelFilesError
+from worker.families.registry import FAMILIES
 from worker.kv.base import Attention, Variant
 from worker.models.served import are_in_model
 from worker.repository.multimodal import FIELD
@@ -106,9 +107,12 @@ def register_unlisted(kind: str) -> None:
 
 def configuration(config: dict[str, Any]) -> PreTrainedConfig:
     """config.json as transformers' own class, with its defaults filled in. The format of quantized weights is left
-    out: transformers would look for libraries of its own. Raises ModelFilesError for what that class refuses."""
+    out: transformers would look for libraries of its own. A `head_dim` of null is what the forward in C++ takes it for,
+    where some classes fail. Raises ModelFilesError for what that class refuses."""
     register_unlisted(config["model_type"])
     fields = {name: value for name, value in config.items() if name not in _NOT_OF_THE_TEXT}
+    if fields.get("head_dim", 0) is None and "head_dim" in FAMILIES[config["model_type"]].fields:
+        fields["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
     try:
         return CONFIG_MAPPING[config["model_type"]].from_dict(copy.deepcopy(fields))
     except Exception as error:  # each class has checks of its own

@@ -1,9 +1,9 @@
 // The threads of a rank, and how they share a job.
 //
-// A job is the same code on every thread: a row of phases, each cut into pieces. Whoever is free takes the next piece of
-// the phase, and a phase is over when its pieces are done, not when the threads have come. So a thread that was not given
-// a processor holds nobody up, unless it stopped in the middle of a piece; when it runs again it finds the phases over
-// and skips them. The caller is one of the threads, and could do all by itself.
+// A job is the same code on every thread: a row of phases, each cut into pieces. Each thread has a range of neighbouring pieces, so that
+// it reads memory from front to back, and takes those of other ranges when its own has none left. A phase is over when its pieces are
+// done, not when the threads have come. So a thread that was not given a processor holds nobody up, unless it stopped in the middle of
+// a piece; when it runs again it finds the phases over and skips them. The caller is one of the threads, and could do all by itself.
 #pragma once
 
 #include <pthread.h>
@@ -79,7 +79,7 @@ using Job = std::function<void(Hand&)>;
 
 class Pool {
  public:
-  explicit Pool(int threads) : threads_(std::max(1, threads)) {}
+  explicit Pool(int threads) : threads_(std::max(1, threads)), taken_(static_cast<size_t>(threads_)) {}
 
   ~Pool() {
     if (workers_.empty()) return;
@@ -123,18 +123,30 @@ class Pool {
   // Where the caller is the only thread.
   void next_phase() { turn_.store(static_cast<uint64_t>(phase() + 1) << 32, std::memory_order_relaxed); }
 
-  // The next piece of the phase, or -1 where there is none left, or the phase is over.
-  int64_t take(uint32_t phase, int64_t pieces) {
-    uint64_t turn = turn_.load(std::memory_order_acquire);
-    while (turn >> 32 == phase && static_cast<int64_t>(turn & UINT32_MAX) < pieces)
-      if (turn_.compare_exchange_weak(turn, turn + 1, std::memory_order_acq_rel)) return turn & UINT32_MAX;
+  // A piece of the phase that nobody has taken, of the thread's own range first, or -1 where there is none, or the phase is over.
+  int64_t take(int thread, uint32_t phase, int64_t pieces) {
+    for (int i = 0; i < threads_; ++i) {
+      const int64_t range = (thread + i) % threads_, first = pieces * range / threads_;
+      const int64_t length = pieces * (range + 1) / threads_ - first;
+      std::atomic<uint64_t>& taken = taken_[range].count;
+      uint64_t before = taken.load(std::memory_order_acquire);
+      while (length > 0) {
+        // A count of another phase is of an earlier one, unless this phase is over: all ranges have been taken then.
+        const bool counted = before >> 32 == phase;
+        if (!counted && this->phase() != phase) return -1;
+        const int64_t number = counted ? static_cast<int64_t>(before & UINT32_MAX) : 0;
+        if (number == length) break;
+        const uint64_t after = static_cast<uint64_t>(phase) << 32 | static_cast<uint64_t>(number + 1);
+        if (taken.compare_exchange_weak(before, after, std::memory_order_acq_rel)) return first + number;
+      }
+    }
     return -1;
   }
 
   void done(uint32_t phase, int64_t pieces) {
-    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 < pieces) return;
-    done_.store(0, std::memory_order_relaxed);
-    turn_.store(static_cast<uint64_t>(phase + 1) << 32, std::memory_order_release);
+    const uint64_t turn = turn_.fetch_add(1, std::memory_order_acq_rel) + 1;
+    if (static_cast<int64_t>(turn & UINT32_MAX) == pieces)
+      turn_.store(static_cast<uint64_t>(phase + 1) << 32, std::memory_order_release);
   }
 
   // True if the phase was over in time; the caller of a job waits as long as it takes.
@@ -206,8 +218,11 @@ class Pool {
   std::shared_ptr<Posted> current_;
   alignas(64) std::atomic<uint32_t> rounds_{0};
   std::atomic<int32_t> sleepers_{0};
-  alignas(64) std::atomic<uint64_t> turn_{0};  // the phase that is under way, and below it the next piece
-  alignas(64) std::atomic<int64_t> done_{0};
+  struct alignas(64) Taken {
+    std::atomic<uint64_t> count{0};  // a phase, and below it how many pieces of the range were taken in it
+  };
+  std::vector<Taken> taken_;                   // by thread
+  alignas(64) std::atomic<uint64_t> turn_{0};  // the phase that is under way, and below it how many of its pieces are done
 };
 
 inline int Hand::threads() const { return pool_.threads(); }
@@ -219,7 +234,7 @@ __attribute__((noinline)) inline void Hand::share(int64_t count, int64_t piece, 
   }
   if (gone_ || count == 0) return;
   const int64_t pieces = (count + piece - 1) / piece;
-  for (int64_t number; (number = pool_.take(phase_, pieces)) >= 0; pool_.done(phase_, pieces))
+  for (int64_t number; (number = pool_.take(thread, phase_, pieces)) >= 0; pool_.done(phase_, pieces))
     call(part, number * piece, std::min(count, (number + 1) * piece));
   gone_ = !pool_.over(phase_, thread == 0);
   ++phase_;

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from control.errors import ModelFilesError
+from worker.repository.config_fields import read_object
 from worker.repository.files import joined_templates
 from worker.repository.gguf.tokenizer import cached_tokenizer, refusal
 from worker.weights.gguf import GgufModel
@@ -72,7 +72,7 @@ def _tried(model: GgufModel, reason: str) -> str:
 
 
 def _beside(model: GgufModel, folder: Path) -> Description:
-    config, generation = (_json(folder / f"{name}_config.json") for name in ("tokenizer", "generation"))
+    config, generation = (read_object(folder / f"{name}_config.json") for name in ("tokenizer", "generation"))
     own = folder / "chat_template.jinja"
     template = own.read_text(encoding="utf-8") if own.is_file() else config.get("chat_template")
     template = model.text("tokenizer.chat_template", None) or template
@@ -89,13 +89,3 @@ def _with_tools(model: GgufModel, template: str | None) -> str | None:
     """A file may have one template more, for requests with tools."""
     tool_use = model.text("tokenizer.chat_template.tool_use", None)
     return template if tool_use is None else joined_templates(template, tool_use)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelFilesError(f"{path} is not valid JSON: {error}") from error
-    return content if isinstance(content, dict) else {}

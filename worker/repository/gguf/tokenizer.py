@@ -121,6 +121,14 @@ NAMED_ENDS = {
 """Control tokens that end an answer whatever the ids say, as in llama.cpp."""
 
 
+class GgufTokenizer(msgspec.Struct, frozen=True):
+    """The outcome of `read_tokenizer`."""
+
+    tokenizer_json: str
+    tokenizer_config: dict[str, Any]
+    ends: list[int]
+
+
 class Vocabulary:
     """Texts and kinds of the tokens. Raises ModelFilesError where a file's lists don't fit together."""
 
@@ -135,6 +143,10 @@ class Vocabulary:
         self.kinds = [NORMAL] * len(self.texts)
         if "tokenizer.ggml.token_type" in model.fields:
             self.kinds = self._fitting("tokenizer.ggml.token_type")
+
+    def merges(self) -> list[tuple[str, str]]:
+        pairs = (one.partition(" ") for one in self.model.array("tokenizer.ggml.merges").texts())
+        return [(left, right) for left, _, right in pairs]
 
     def scores(self) -> list[float]:
         return self._fitting("tokenizer.ggml.scores")
@@ -181,7 +193,7 @@ def refusal(model: GgufModel) -> str | None:
     return None
 
 
-def read_tokenizer(model: GgufModel) -> tuple[str, dict[str, Any], list[int]]:
+def read_tokenizer(model: GgufModel) -> GgufTokenizer:
     """tokenizer.json and tokenizer_config.json with the chat template, and the ids that end an answer. Raises
     ModelFilesError naming file and field, for an unknown pre-tokenizer among others."""
     if (reason := refusal(model)) is not None:
@@ -206,7 +218,7 @@ def read_tokenizer(model: GgufModel) -> tuple[str, dict[str, Any], list[int]]:
     config["add_bos_token"] = starts and "bos_token" in special
     if (template := model.text("tokenizer.chat_template", None)) is not None:
         config["chat_template"] = template
-    return tokenizer.to_str(), config, vocabulary.end_ids()
+    return GgufTokenizer(tokenizer.to_str(), config, vocabulary.end_ids())
 
 
 def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
@@ -225,9 +237,7 @@ def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
 def _byte_level(vocabulary: Vocabulary, special: dict[str, int]) -> tuple[Tokenizer, bool]:
     """Byte-level BPE; and whether prompts begin with BOS by default."""
     pre = PRE_TOKENIZERS[vocabulary.model.text("tokenizer.ggml.pre")]
-    pairs = (one.partition(" ") for one in vocabulary.model.array("tokenizer.ggml.merges").texts())
-    merges = [(left, right) for left, _, right in pairs]
-    tokenizer = Tokenizer(models.BPE(vocabulary.ids, merges, ignore_merges=pre.whole_words))
+    tokenizer = Tokenizer(models.BPE(vocabulary.ids, vocabulary.merges(), ignore_merges=pre.whole_words))
     if (normalizer := pre.normalizer()) is not None:
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre.splitter()
@@ -254,8 +264,7 @@ def _merged(vocabulary: Vocabulary, special: dict[str, int], merges: list[tuple[
 
 def _listed_sentencepiece(vocabulary: Vocabulary, special: dict[str, int]) -> tuple[Tokenizer, bool]:
     """The same of a file that lists its merges."""
-    pairs = (one.partition(" ") for one in vocabulary.model.array("tokenizer.ggml.merges").texts())
-    return _merged(vocabulary, special, [(left, right) for left, _, right in pairs])
+    return _merged(vocabulary, special, vocabulary.merges())
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
@@ -286,7 +295,7 @@ _MAKERS: dict[str, Callable[[Vocabulary, dict[str, int]], tuple[Tokenizer, bool]
 
 # --- The cache -------------------------------------------------------------------------------------------------------
 
-# Converted tokenizers, kept in the user's cache: that of 262,144 tokens takes three seconds to make.
+# GgufTokenizer tokenizers, kept in the user's cache: that of 262,144 tokens takes three seconds to make.
 
 
 KIND = "tokenizers"
@@ -297,29 +306,18 @@ MOST_BYTES = 2**28
 SPARE_BYTES = 2**30
 
 
-class Converted(msgspec.Struct, frozen=True):
-    """The outcome of `read_tokenizer`."""
-
-    tokenizer_json: str
-    tokenizer_config: dict[str, Any]
-    ends: list[int]
-
-
-Read = Callable[[GgufModel], tuple[str, dict[str, Any], list[int]]]
-
-
-def cached_tokenizer(model: GgufModel, read: Read = read_tokenizer) -> Converted:
+def cached_tokenizer(model: GgufModel, read: Callable[[GgufModel], GgufTokenizer] = read_tokenizer) -> GgufTokenizer:
     """The file's tokenizer: from the cache, else by `read`. The key is all of the file but its weights, and the code
     that converts. Raises ModelFilesError, ModelFilesAway where the file went away."""
     if len(model.array("tokenizer.ggml.tokens")) < LEAST_TOKENS:
-        return Converted(*read(model))
+        return read(model)
     try:
         path = cache_files.folder(KIND) / f"{_key(model)}.tokenizer"
     except OSError as error:
         raise ModelFilesAway(f"{model.files[0]} can't be read: {error}. Repair the file system.") from error
     if (converted := _read(path)) is not None:
         return converted
-    made = Converted(*read(model))
+    made = read(model)
     with contextlib.suppress(OSError):  # a home that can't be written to: converted at each start
         _keep(path, made)
     return made
@@ -336,12 +334,12 @@ def _key(model: GgufModel) -> str:
     return digest.hexdigest()[:24]
 
 
-def _read(path: Path) -> Converted | None:
+def _read(path: Path) -> GgufTokenizer | None:
     try:
         checksum, content = path.read_bytes().split(b"\n", 1)
         if hashlib.sha256(content).hexdigest().encode() != checksum:
             raise ValueError("its checksum differs")
-        converted = msgspec.msgpack.decode(content, type=Converted)
+        converted = msgspec.msgpack.decode(content, type=GgufTokenizer)
     except OSError:
         return None
     except (ValueError, msgspec.DecodeError) as error:
@@ -351,7 +349,7 @@ def _read(path: Path) -> Converted | None:
     return converted
 
 
-def _keep(path: Path, made: Converted) -> None:
+def _keep(path: Path, made: GgufTokenizer) -> None:
     content = msgspec.msgpack.encode(made)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not cache_files.make_room(KIND, len(content), MOST_BYTES, SPARE_BYTES):

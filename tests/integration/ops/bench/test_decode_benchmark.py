@@ -22,7 +22,6 @@ from ops.bench.engine.decode import (
     decode,
     limits,
 )
-from ops.bench.engine.loading import loading, tensor_bytes
 from ops.harness import models
 
 TINY = {**models.SHAPES["tiny"], "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -95,11 +94,3 @@ def test_a_missing_gpu_is_said(folder: Path) -> None:
     result = CliRunner().invoke(decode, ["--model", str(folder), "--device", "cuda:0"])
     assert result.exit_code == 2
     assert "--device cuda:0: torch sees no GPU here; use cpu" in result.output
-
-
-def test_the_memory_of_a_load_is_measured(folder: Path) -> None:
-    """In a process of its own; the verdict is the exit status."""
-    assert tensor_bytes(folder) == sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    result = CliRunner().invoke(loading, ["--model", str(folder), "--rounds", "1"])
-    assert "weights kept" in result.output and "peak of a load" in result.output, result.output
-    assert result.exit_code == (1 if "MISSED" in result.output else 0)

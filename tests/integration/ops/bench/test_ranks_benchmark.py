@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ops.bench.engine import collectives
 from ops.bench.engine.decode import Furrow, Ranks, Setting
 from ops.harness import models
-from worker.collective import shared_memory
 
 TINY = {**models.SHAPES["tiny"], "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 
@@ -27,13 +25,3 @@ def test_ranks_decode_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         decoded_tokens = ranks.decode(prompts, 6)
     assert decoded_tokens.tokens == Furrow(setting).decode(prompts, 6).tokens
     assert len(decoded_tokens.seconds) == 6 and all(seconds > 0 for seconds in decoded_tokens.seconds)
-
-
-@pytest.mark.skipif(shared_memory.library() is None, reason="no C++ compiler here")
-def test_every_exchange_has_its_figure() -> None:
-    """Each kind in each size, measured as often as asked."""
-    figures = collectives.measure(collectives.SHARED, ranks=2, repeat=20)
-    assert {(one.what, one.floats) for one in figures} == {
-        (what, floats) for what in ("all-reduce", "all-gather") for floats in collectives.SIZES
-    }
-    assert all(one.microseconds.count == 20 and one.microseconds.p50 > 0 for one in figures)

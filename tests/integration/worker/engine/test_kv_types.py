@@ -100,7 +100,7 @@ def test_bytes_of_a_token(kv_type: str, share: float) -> None:
 
 @pytest.mark.parametrize("kv_type", SHORTER)
 def test_perplexity_beside_32_bits(kv_type: str) -> None:
-    """Of the demonstration model, on conversations that it never saw; `ops.bench.engine.perplexity` measures others."""
+    """Of the demonstration model, on conversations that it never saw."""
     texts = held_out_texts(per_task=8)
     shorter, exact = (perplexity(load(MODEL_DIR, collective=Solo(), kv_type=one), texts) for one in (kv_type, "f32"))
     assert shorter / exact <= {"f16": 1.001}.get(kv_type, 1.005)

@@ -1,4 +1,4 @@
-"""gemma3n, lfm3 and mimo_v2_flash give the tokens of generate in other forms: lists left out, switches, wide values."""
+"""Types give the tokens of generate in other forms: lists left out, switches, wide values, heads of their own."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import write
 from worker.native.library import load_library
 
+pytestmark = pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # of 0 shared experts
+
 
 @dataclass(frozen=True)
 class Form:
@@ -32,6 +34,9 @@ FORMS = {
     "gemma3n, another active stream": Form(
         "gemma3n_text", {"altup_active_idx": 2, "altup_correct_scale": False, "num_kv_shared_layers": 0}
     ),
+    "gemma, a head beside a tied embedding": Form(
+        "gemma", {"tie_word_embeddings": False}, {"tie_word_embeddings": True}
+    ),
     "gemma3n, kinds by number": Form(
         "gemma3n_text",
         {
@@ -43,6 +48,7 @@ FORMS = {
         },
         {"layer_types": None, "activation_sparsity_pattern": None, "rope_parameters": None},
     ),
+    "glm4_moe, no shared expert": Form("glm4_moe", {"n_shared_experts": 0}, native=False),
     "lfm3, kinds by number": Form(
         "lfm3", {"num_hidden_layers": 6, "layer_types": None, "conv_bias": False}, {"layer_types": None}
     ),
@@ -68,6 +74,7 @@ FORMS = {
         },
     ),
     "mimo, wider values": Form("mimo_v2_flash", {"head_dim": 32, "v_head_dim": 48}, native=False),
+    "nemotron_h, never tied": Form("nemotron_h", {"tie_word_embeddings": True}),
 }
 
 

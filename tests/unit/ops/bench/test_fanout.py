@@ -92,7 +92,7 @@ def test_what_is_no_whole_answer_ends_the_measurement(pair: tuple[Reader, socket
 def test_a_missed_figure_is_missed() -> None:
     """Too few tokens, late ones, and clients that were busy themselves."""
     arrivals = {"tokens_per_second": 19_000.0, "p99_ms": 11.0}
-    seen = [Seen(name, LOAD, arrivals, {"clients": 0.9, "api": 0.5}) for name in ("bare", "half load", "full load")]
+    seen = [Seen(name, LOAD, arrivals, {"clients": 0.9, "api": 0.5}) for name in ("half load", "full load")]
     seen.append(Seen("calls", LOAD, arrivals, {"clients": 0.9, "api": 0.8}))
     assert [figure.holds for figure in figures(seen, None)] == [False] * 5
 

@@ -39,8 +39,8 @@ def test_the_table(filled: Path) -> None:
     lines = run("list").stdout.splitlines()
     assert lines[0].split() == ["KIND", "SIZE", "LAST", "USE", "NAME"]
     assert [line.split()[0] for line in lines[1:4]] == ["weights", "verdicts", "compiled"]
-    assert lines[1].split()[1:] == ["2.0", "KiB", "1970-01-01T00:00:02+00:00", "qwen-int8.weights"]
-    assert lines[4] == f"3 files, 6.0 KiB, in {filled}"
+    assert lines[1].split()[1:] == ["2", "KiB", "1970-01-01T00:00:02+00:00", "qwen-int8.weights"]
+    assert lines[4] == f"3 files, 6 KiB, in {filled}"
 
 
 def test_the_json_document(filled: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_cache_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "absent"))
     assert run("list").stdout == f"The cache {tmp_path}/absent/furrow is empty.\n"
     assert run("list", "--json").stdout == "[]\n"
-    assert run("clear", "all").stdout == "0 files deleted, 0 B.\n"
+    assert run("clear", "all").stdout == "0 files deleted, 0 bytes.\n"
 
 
 def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tests.models import SHAPE
+from tests.models import FAMILY_SHAPES, SHAPE
+from worker.families.registry import FAMILIES
 from worker.models.torch import meta_model
+
+
+@pytest.mark.parametrize("family", sorted(name for name, one in FAMILIES.items() if "head_dim" in one.fields))
+def test_a_null_width_of_heads_follows_from_the_hidden_size(family: str) -> None:
+    """Also where transformers' class computes with the null."""
+    shape = {"model_type": family, **SHAPE, **FAMILY_SHAPES[family], "head_dim": None}
+    config = meta_model.configuration(shape)
+    assert getattr(config, "per_layer_config", [config])[0].head_dim == 64 // 4
 
 
 def test_threads_that_build_at_the_same_time_keep_their_types(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,13 @@ BY_KIND: list[dict[str, Any]] = [
     {"rope_theta": 7e5, "rope_local_base_freq": 3e4},
     {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     {"rope_parameters": {"full_attention": YARN | {"rope_theta": 1e5}, "sliding_attention": {"rope_type": "default"}}},
+    {
+        "rope_parameters": {
+            "full_attention": YARN | {"rope_theta": 100.0, "original_max_position_embeddings": 256, "truncate": False},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    },
     {"rope_parameters": {"full_attention": None, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
     {"layer_types": ["full_attention"] * 3, "rope_theta": 2e5},
 ]
@@ -136,7 +143,7 @@ def variants() -> list[Any]:
     found += [("lfm2", changes) for changes in FEED_FORWARDS]
     found += [("granitemoehybrid", changes) for changes in HYBRIDS]
     found += [("minimax_m2", changes) for changes in ROTARY_DIMS]
-    found += [(family, ROPES[0]) for family in ("apertus", "ministral3")]
+    found += [(family, ROPES[0]) for family in ("apertus", "gpt_oss", "ministral3")]
     found += [("gemma4_text", changes) for changes in OWN_INPUTS]
     found += [("gemma3n_text", {"num_hidden_layers": layers}) for layers in (10, 11)]
     found += [("mimo_v2_flash", changes) for changes in PUBLISHED_MIMO]

@@ -80,6 +80,17 @@ def test_any_text_part_is_judged(kind: str) -> None:
         ("gpt_oss", {"num_experts_per_tok": 5}, "num_experts_per_tok = 5; at most num_local_experts = 4"),
         ("glm4_moe", {"n_group": 3}, "n_group = 3; a divisor of n_routed_experts = 8"),
         ("glm4_moe", {"topk_group": 3}, "topk_group = 3; at most n_group = 2"),
+        ("glm4_moe", {"n_group": 8}, "n_group = 8; a number that leaves 2 of n_routed_experts = 8 to a group"),
+        ("glm4_moe", {"n_routed_experts": 1, "num_experts_per_tok": 1, "n_group": 1}, "n_group = 1; a number that"),
+        ("deepseek_v3", {"n_routed_experts": 9, "n_group": 3, "topk_group": 4}, "topk_group = 4; at most n_group = 3"),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2, "partial_rotary_factor": 0.5}}, "turns whole heads"),
+        (
+            "granite",
+            {"partial_rotary_factor": 0.5, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
+            r"partial_rotary_factor = 0\.5 with the rotary embedding 'yarn' in rope_parameters; model type 'granite'",
+        ),
+        ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok = 3; a sparse mixer chooses 2"),
+        ("ernie4_5_moe", {"moe_norm_min": 0.5}, r"moe_norm_min = 0\.5: sums of weights"),
         ("dots1", {"n_routed_experts": None}, "n_routed_experts = None; a positive whole number"),
         ("dots1", {"num_experts_per_tok": None}, "num_experts_per_tok = null; remove the field"),
         ("dots1", {"num_local_experts": 1}, "num_experts_per_tok = 2; at most n_routed_experts = 1"),
@@ -92,6 +103,24 @@ def test_a_fault_names_field_and_value(family: str, changes: dict[str, Any], mes
     with pytest.raises((ModelFilesError, UnsupportedArchitecture), match=message):
         validation.check(config_of(family) | changes, 1)
     validation.check(config_of(family), 1)
+
+
+def test_a_rotary_embedding_without_layers_is_not_judged() -> None:
+    """A part of heads that only a kind of layers without one would turn."""
+    scaled = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}
+    rope = {"full_attention": {"rope_type": "default", "rope_theta": 1e4}, "sliding_attention": scaled}
+    config = config_of("lfm3") | {"rope_parameters": rope}
+    with pytest.raises(UnsupportedArchitecture, match="turns whole heads"):
+        validation.check(config, 1)
+    validation.check(config | {"layer_types": ["conv", "full_attention", "full_attention", "conv"]}, 1)
+
+
+def test_groups_of_experts_that_a_file_omits_are_those_of_the_class() -> None:
+    """deepseek_v3 has 8 groups where config.json says nothing."""
+    config = {name: value for name, value in config_of("deepseek_v3").items() if name != "n_group"}
+    with pytest.raises(ModelFilesError, match="n_group = 8; a number that leaves 2 of n_routed_experts = 8"):
+        validation.check(config, 1)
+    validation.check(config | {"n_routed_experts": 16}, 1)
 
 
 @pytest.mark.parametrize("value", ["x", [1, "x"], -1, True, {}])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.families.roles import Roles
+from worker.families.family import Roles
 from worker.weights.sharding import ShardPlan, padded_share, share
 
 ROLES: Roles = {

@@ -2,7 +2,7 @@
 //
 // A unit is a block of 32 inputs, or a super-block of 256, of all outputs of a panel. It holds, by output side by side: the
 // scales and minima as stored (fp16), a super-block's smaller scales (bytes), then the values of each 32 inputs in vectors of
-// four inputs by output. Values are unsigned. Low bits of several vectors share one, and so do high bits.
+// four inputs by output. Values are unsigned. Low bits of several vectors share one, and so do high bits, which lie between them.
 //
 // A product of few rows takes the values from a unit into registers; one of more rows unpacks the values of a run of a panel's inputs
 // to bytes once for all of them. Scales are unpacked to floats.
@@ -42,8 +42,14 @@ struct Format {
   static constexpr int64_t SMALL_SCALES = MINIMUM + (MINIMA ? 2 : 0);
   static constexpr int64_t SMALL_MINIMA = SMALL_SCALES + (SCALES == Scales::BYTES || SCALES == Scales::NIBBLES ? SUBS : 0);
   static constexpr int64_t VALUES = SMALL_MINIMA + (SCALES == Scales::BYTES && MINIMA ? SUBS : 0);
-  static constexpr int64_t LOW_BYTES = BLOCK * LOW / 8, BLOCK_BYTES = BLOCK * (LOW + HIGH) / 8;
+  static constexpr int64_t BLOCK_BYTES = BLOCK * (LOW + HIGH) / 8;
   static constexpr int64_t BYTES = VALUES + UNIT / BLOCK * BLOCK_BYTES;
+
+  // Vectors of a block's low and high bits. Vector v holds the bits of the steps v, v + COUNT, v + 2 COUNT, …
+  static constexpr int LOW_COUNT = STEPS * LOW / 8, HIGH_COUNT = STEPS * HIGH / 8;
+  // Their places: the order in which the steps need them, so that memory is read from front to back.
+  static constexpr int low_place(int vector) { return vector + (vector < HIGH_COUNT ? vector : HIGH_COUNT); }
+  static constexpr int high_place(int vector) { return 2 * vector + 1; }
 };
 
 struct Q4_0 : Format<32, 18, 4, 0, 32, Scales::HALF, false, 3> {};
@@ -126,14 +132,13 @@ struct Packed {
   static constexpr int64_t BYTES = (F::UNIT == BLOCK ? F::BYTES : F::BLOCK_BYTES) * PANEL;  // from a block to the next
 
   static Ints read(const uint8_t* block, int half, int step) {
-    // Vector v holds the steps v, v + COUNT, v + 2 COUNT, … of its kind of bits.
-    constexpr int COUNT = STEPS * F::LOW / 8, HIGH_COUNT = F::HIGH ? STEPS * F::HIGH / 8 : 1;
-    Ints values = load(block + (step % COUNT * 2 + half) * VECTOR);
+    const auto vector = [=](int place) { return load(block + (place * 2 + half) * VECTOR); };
+    Ints values = vector(F::low_place(step % F::LOW_COUNT));
     if constexpr (F::LOW < 8)
-      values = shifted_right(values, step / COUNT * F::LOW) & all_bytes((1 << F::LOW) - 1);
+      values = shifted_right(values, step / F::LOW_COUNT * F::LOW) & all_bytes((1 << F::LOW) - 1);
     if constexpr (F::HIGH > 0) {
-      const int up = F::LOW - step / HIGH_COUNT * F::HIGH;
-      const Ints bits = load(block + F::LOW_BYTES * PANEL + (step % HIGH_COUNT * 2 + half) * VECTOR);
+      const int up = F::LOW - step / F::HIGH_COUNT * F::HIGH;
+      const Ints bits = vector(F::high_place(step % F::HIGH_COUNT));
       values = values | ((up > 0 ? shifted_left(bits, up) : shifted_right(bits, -up)) &
                          all_bytes(((1 << F::HIGH) - 1) << F::LOW));
     }

@@ -157,17 +157,17 @@ inline void decode(TQ2_0, const uint8_t* block, Decoded& to) {
 // Four values of an output; `to` is where the output's bytes of the first vector lie. See `unpack_values`.
 template <typename F>
 void place_values(const uint8_t* values, uint8_t* to) {
-  constexpr int HALVES = 2 * VECTOR, COUNT = STEPS * F::LOW / 8, HIGH_COUNT = STEPS * F::HIGH / 8;
+  constexpr int HALVES = 2 * VECTOR;
   constexpr uint32_t LOW_MASK = 0x01010101u * ((1 << F::LOW) - 1);
   uint32_t low[STEPS] = {}, high[STEPS] = {};
   for (int step = 0; step < STEPS; ++step) {
     uint32_t four;
     std::memcpy(&four, values + 4 * step, 4);
-    low[step % COUNT] |= (four & LOW_MASK) << step / COUNT * F::LOW;
-    if constexpr (F::HIGH > 0) high[step % HIGH_COUNT] |= (four & ~LOW_MASK) >> F::LOW << step / HIGH_COUNT * F::HIGH;
+    low[step % F::LOW_COUNT] |= (four & LOW_MASK) << step / F::LOW_COUNT * F::LOW;
+    if constexpr (F::HIGH > 0) high[step % F::HIGH_COUNT] |= (four & ~LOW_MASK) >> F::LOW << step / F::HIGH_COUNT * F::HIGH;
   }
-  for (int i = 0; i < COUNT; ++i) std::memcpy(to + i * HALVES, low + i, 4);
-  for (int i = 0; i < HIGH_COUNT; ++i) std::memcpy(to + F::LOW_BYTES * PANEL + i * HALVES, high + i, 4);
+  for (int i = 0; i < F::LOW_COUNT; ++i) std::memcpy(to + F::low_place(i) * HALVES, low + i, 4);
+  for (int i = 0; i < F::HIGH_COUNT; ++i) std::memcpy(to + F::high_place(i) * HALVES, high + i, 4);
 }
 
 // A block becomes the part of one output (`lane` of its panel) in a unit.

@@ -13,6 +13,7 @@ namespace furrow {
 constexpr int BLOCK_TILE = LANES == 16 ? 8 : BYTE_WEIGHTS ? 6 : 4;  // rows whose integer sums fill the registers
 constexpr bool TOTALS_STAY = LANES == 16;   // in registers over a run: other processors have half as many
 constexpr int RUN_TILE = TOTALS_STAY ? 6 : BLOCK_TILE;  // rows whose sums and totals fill the registers
+constexpr int64_t FEW = 3;      // rows that wait for memory longer than they are multiplied
 constexpr int64_t GROUP = 128;  // rows for which a panel is unpacked once
 
 // How a scale's inputs are summed.
@@ -84,27 +85,24 @@ using BlockTile = void (*)(const uint8_t*, const UnpackedScales&, int64_t, const
 
 template <typename Values, int SUB, Form FORM, int... ROWS>
 constexpr std::array<BlockTile, sizeof...(ROWS)> block_tiles(std::integer_sequence<int, ROWS...>) {
-  return {block_tile<Values, ROWS + 2, SUB, FORM>...};
+  return {block_tile<Values, ROWS + 1, SUB, FORM>...};
 }
 
-// By the number of rows less two, at most MOST of them.
+// By the number of rows less one, at most MOST of them.
 template <typename Values, int SUB, Form FORM, int MOST>
-constexpr auto TILES = block_tiles<Values, SUB, FORM>(std::make_integer_sequence<int, MOST - 1>{});
-
-constexpr int64_t AHEAD_OF_ROW = 5 * 1024;  // bytes from the blocks that one row meets to those that are asked for
+constexpr auto TILES = block_tiles<Values, SUB, FORM>(std::make_integer_sequence<int, MOST>{});
 
 template <typename F>
 constexpr Form FORM_OF = F::MINIMA ? Form::MINIMA : F::WIDE && !BYTE_WEIGHTS ? Form::SIGNED : Form::OFFSET_VALUES;
 
-// The products of a panel with one row, added to the totals. It waits for memory, so scales are read just before the values.
+// The products of a panel with few rows, added to the totals. They wait for memory, and a processor foresees best what is read from
+// front to back: scales are read just before their values, and nothing is asked for.
 template <typename F>
-void block_panel_of_row(const uint8_t* packed, int64_t inputs, const BlockRows& x, float* totals) {
-  constexpr int64_t UNIT_BYTES = F::BYTES * PANEL, UNIT_BLOCKS = F::UNIT / BLOCK;
+void block_panel_in_order(const uint8_t* packed, int64_t inputs, const BlockRows& x, BlockTile tile, float* totals) {
   UnpackedScales scales;
-  for (int64_t first = 0; first < inputs; first += F::UNIT, packed += UNIT_BYTES) {
+  for (int64_t first = 0; first < inputs; first += F::UNIT, packed += F::BYTES * PANEL) {
     unpack_scales<F>(packed, scales.scales, scales.minima);
-    block_tile<Packed<F>, 1, F::SUB, FORM_OF<F>>(packed + F::VALUES * PANEL, scales, UNIT_BLOCKS, x, 0, first / BLOCK, F::SHIFT,
-                                                 totals, {packed + AHEAD_OF_ROW, UNIT_BYTES / UNIT_BLOCKS});
+    tile(packed + F::VALUES * PANEL, scales, F::UNIT / BLOCK, x, 0, first / BLOCK, F::SHIFT, totals, {packed, 0});
   }
 }
 
@@ -112,7 +110,8 @@ void block_panel_of_row(const uint8_t* packed, int64_t inputs, const BlockRows& 
 template <typename F>
 void block_panel(const uint8_t* packed, int64_t inputs, const BlockRows& x, float* totals) {
   for (int64_t at = 0; at < x.rows * PANEL; at += LANES) store(totals + at, all(0.0f));  // std::fill stores them one by one
-  if (x.rows == 1) return block_panel_of_row<F>(packed, inputs, x, totals);
+  const auto tile_of = [](int64_t rows) { return TILES<Packed<F>, F::SUB, FORM_OF<F>, BLOCK_TILE>[rows - 1]; };
+  if (x.rows <= FEW) return block_panel_in_order<F>(packed, inputs, x, tile_of(x.rows), totals);
   constexpr int64_t UNIT_BLOCKS = F::UNIT / BLOCK, BYTES_OF_BLOCK = F::BYTES * PANEL / UNIT_BLOCKS;
   Unpacked run;
   const int64_t tiles = (x.rows + RUN_TILE - 1) / RUN_TILE;
@@ -121,13 +120,12 @@ void block_panel(const uint8_t* packed, int64_t inputs, const BlockRows& x, floa
     const uint8_t *values = packed + F::VALUES * PANEL, *next = packed + blocks * BYTES_OF_BLOCK;
     unpack_scales<F>(packed, blocks / UNIT_BLOCKS, run);
     if (x.rows <= BLOCK_TILE) {
-      const BlockTile tile = TILES<Packed<F>, F::SUB, FORM_OF<F>, BLOCK_TILE>[x.rows - 2];
-      tile(values, run, blocks, x, 0, block, F::SHIFT, totals, {next, BYTES_OF_BLOCK});
+      tile_of(x.rows)(values, run, blocks, x, 0, block, F::SHIFT, totals, {next, BYTES_OF_BLOCK});
     } else {
       unpack_values<F>(values, blocks, run.values);
       for (int64_t number = 0; number < tiles; ++number) {
         const int64_t from = x.rows * number / tiles, to = x.rows * (number + 1) / tiles;
-        const BlockTile tile = TILES<Ready, F::SUB, FORM_OF<F>, RUN_TILE>[to - from - 2];
+        const BlockTile tile = TILES<Ready, F::SUB, FORM_OF<F>, RUN_TILE>[to - from - 1];
         tile(run.values, run, blocks, x, from, block, F::SHIFT, totals + from * PANEL, {next, number == 0 ? BYTES_OF_BLOCK : 0});
       }
     }

@@ -38,7 +38,7 @@ def test_the_peak_is_that_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None
     """Sums of several looks are not added; the last look is at the end."""
     sums = iter([3.0, 9.0, 4.0])
     monkeypatch.setattr(processes.Peak, "EVERY_S", 0.001)
-    monkeypatch.setattr(processes, "memory_of_children", lambda: next(sums, 5.0))
+    monkeypatch.setattr(processes, "memory_of_children", lambda _title: next(sums, 5.0))
     peak = processes.Peak()
     with peak.watched():
         until(lambda: peak.mib == 9.0, 40.0)

@@ -1,17 +1,16 @@
-"""The report of a comparison: limits, table, JSON, chart and goals."""
+"""The report of a comparison: limits, table, JSON and goals."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from ops.bench.peers import limits
 from ops.bench.peers.engine import Row
 from ops.bench.peers.limits import Cost, Machine
-from ops.bench.peers.report import Comparison, chart, table
+from ops.bench.peers.report import Comparison, table
 from ops.bench.peers.results import Figures, Goal, Result, Results, judged
 from ops.bench.peers.runner import Plan
 
@@ -101,14 +100,6 @@ def test_json_has_rounds_medians_and_limits(comparison: Comparison) -> None:
     assert written["rows"][0]["medians"]["1"]["decode"] == 12
     assert len(written["rows"][0]["runs"]["1"]) == 3
     assert written["limits"]["read"] == {"sum": 80_000.0}
-
-
-def test_the_chart_is_a_picture(comparison: Comparison) -> None:
-    """Well-formed, a bar per measured row, the longer one the faster."""
-    root = ElementTree.fromstring(chart(comparison))
-    bars = [float(bar.attrib["width"]) for bar in root.iter("{http://www.w3.org/2000/svg}rect") if "x" in bar.attrib]
-    assert bars[0] == pytest.approx(2 * bars[1])
-    assert len(bars) == 2
 
 
 def test_goals_are_judged_by_the_first_measured_engine(comparison: Comparison) -> None:

@@ -17,7 +17,7 @@ A, B = Row("a", "f32"), Row("b", "f32")
 
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "memory_of_children", lambda: 100.0)
+    monkeypatch.setattr(processes, "memory_of_children", lambda _title: 100.0)
 
 
 def plan(**changes: Any) -> Plan:

@@ -138,9 +138,9 @@ def test_the_tokenizer_has_the_merges_of_the_file(tmp_path: Path) -> None:
         "tokenizer.ggml.add_bos_token": True,
         "tokenizer.ggml.add_space_prefix": False,
     }
-    text, config, ends = read_tokenizer(file(tmp_path, vocabulary))
-    read = Tokenizer.from_str(text)
+    converted = read_tokenizer(file(tmp_path, vocabulary))
+    read = Tokenizer.from_str(converted.tokenizer_json)
     for sample in ("ab ab", " a\n\nb", "é ab"):
         assert read.encode(sample, add_special_tokens=False).ids == own.encode(sample).ids
         assert read.decode(own.encode(sample).ids) == sample
-    assert read.encode("a").ids[0] == 2 and config["bos_token"] == "<bos>" and ends == [1]
+    assert read.encode("a").ids[0] == 2 and converted.tokenizer_config["bos_token"] == "<bos>" and converted.ends == [1]

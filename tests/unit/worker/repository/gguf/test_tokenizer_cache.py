@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -11,7 +10,7 @@ from structlog.testing import capture_logs
 from tests.gguf_models import Stored, vocabulary, write
 from worker.repository.gguf import tokenizer
 from worker.repository.gguf.description import describe
-from worker.repository.gguf.tokenizer import cached_tokenizer, read_tokenizer
+from worker.repository.gguf.tokenizer import GgufTokenizer, cached_tokenizer, read_tokenizer
 from worker.weights.gguf import GgufModel, read_model
 
 VECTOR = Stored(0, (8,), bytes(32))
@@ -23,7 +22,7 @@ class Reads:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, model: GgufModel) -> tuple[str, dict[str, Any], list[int]]:
+    def __call__(self, model: GgufModel) -> GgufTokenizer:
         self.count += 1
         return read_tokenizer(model)
 
