@@ -87,7 +87,7 @@ class ModelKeys:
     def images(self, rid: str) -> str:  # hash `image:piece` -> bytes: stage_image, enqueue -> leader; until its end
         return f"{self.base}images:{rid}"
 
-    image_bytes = _Under("image_bytes")  # hash rid -> `bytes tenant`: stage_image, which forgets ended rids; 2 days
+    image_bytes = _Under("image_bytes")  # hash rid -> `bytes tenant`: stage_image, drops rids without images; 2 days
 
     def staged(self, rid: str, repair: str) -> str:  # stream as log: repair, enqueue -> the same, renamed; 60 s
         return f"{self.base}staged:{rid}:{repair}"
