@@ -1,1 +1,2 @@
-"""The HTTP API for the clients of OpenAI, Anthropic and Ollama. Never imports torch or the worker."""
+"""The HTTP API for OpenAI's, Anthropic's and Ollama's clients. At its top: the process itself. Never imports torch or
+the worker."""

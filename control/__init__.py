@@ -1,1 +1,2 @@
-"""The control plane on Redis: keys, messages, state transitions, planning. No torch, no litestar."""
+"""The control plane on Redis. At its top: keys, messages, settings, logs, host memory, back-off, confinement. No torch,
+no litestar."""

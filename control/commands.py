@@ -149,7 +149,11 @@ class ClearKvCache(Command, tag="clear_kv_cache", frozen=True):
 
 
 class UnloadModel(Command, tag="unload_model", frozen=True):
-    """Free the shard; later steps for that model are an error."""
+    """Free the shard; later steps for that model are an error.
+
+    No leader sends it yet, because a rank belongs to one model: an unload of a model ends the processes of its ranks.
+    That frees all that they hold, where torch's pools, CUDA's context and pinned memory would stay in a process.
+    """
 
     model_id: str
 

@@ -1,1 +1,2 @@
-"""The furrow command, a farm on one machine, benchmarks, fault injection, the demonstration model."""
+"""The `furrow` command, a farm on one machine, benchmarks, fault injection. At its top: Prometheus and Grafana
+files."""

@@ -7,6 +7,4 @@ from api.chat.forms import rows
 
 def table() -> str:
     """The forms in docs/tools.md."""
-    lines = ["| format | models |\n", "|---|---|\n"]
-    lines += [f"| `{name}` | {row.models} |\n" for name, row in sorted(rows().items())]
-    return "".join(lines)
+    return "".join(f"- `{name}`: {row.models}\n" for name, row in sorted(rows().items()))

@@ -7,65 +7,80 @@ from __future__ import annotations
 
 SUBJECTS: dict[str, dict[str, str]] = {
     "The whole farm": {
-        "Streams survive kills, failovers, upgrades, rollouts and slow machines": (
+        "A whole farm's streams survive kills, failovers, upgrades, rollouts and slow machines": (
             "chaos crashing_request engines failover rolling run slow survival survival_in_blocks survival_of_states "
             "upgrade"
         ),
-        "Models are loaded, share a host's memory, and need no torch": (
+        "A whole farm loads models, shares a host's memory, and needs no torch": (
             "memory_given_back models_at_run_time serve turns without_torch"
         ),
-        "Official clients and frameworks work; answers fit the OpenAPI document": (
-            "clients frameworks openai_client schema tools"
-        ),
-        "Answers of published models are those of transformers": "gguf_files images real_model scoring",
-        "Wheels install and ARM kernels compute in bare environments": "arm wheels",
+        "Official clients and frameworks work with a whole farm": "clients frameworks openai_client schema tools",
+        "A whole farm serves published models with transformers' answers": "gguf_files images real_model scoring",
+        "A whole farm runs from a wheel, and on ARM, in bare environments": "arm wheels",
+        "Metrics of a whole farm count each request once": "metrics",
     },
     "control": {
+        "Logs and exceptions have one shape and no secrets": "logged_exceptions logs",
+        "The control plane's processes read settings, version and memory of their host": (
+            "host_memory process settings structs version"
+        ),
+        "Back-off: pauses between tries double up to a longest": "backoff",
+        "The control plane knows external engines' names and options": "engines",
+    },
+    "control/access": {
+        "API keys have limits, settlements and usage": "keys limits settlements usage",
+    },
+    "control/operations": {
+        "An operator's names, keys and files become operations on models and farms": (
+            "breaches key_rule local_farms spec"
+        ),
+    },
+    "control/requests": {
         "Requests are queued within bounds and claimed in fair turns": (
             "claim counts enqueue expected_wait places turns"
         ),
-        "The lock's holder emits tokens that clients follow; every request ends": (
-            "emit ending follow kept many_choices stranded waiting weights"
+        "Tokens of a request are emitted, logged and followed; every request ends": (
+            "emit ending entries follow image_bytes kept many_choices request_ids rollback stranded token_log waiting "
+            "weights"
         ),
-        "Requests that crash a group are recorded, buried, and tried again": "dead suspects",
-        "Locks, commands, heartbeats and poison decide who works": "commands health lease memory_deaths rounds",
-        "API keys have limits, settlements and usage": "keys limits settlements usage",
-        "Specifications, images and stored responses take bounded room": "catalog image_bytes responses",
-        "Outages, failovers, losses and rotated passwords of Redis are survived": (
-            "connection full loss rollback rotation topology"
-        ),
-        "Scripts write nothing when they fail; their work is bounded": "growth refused_arguments",
-        "Logs and exceptions have one shape and no secrets": "logged_exceptions logs",
-        "Processes read settings, version and memory of their host": "host_memory process settings structs version",
-    },
-    "control/operations": {
-        "Models, farms, keys and breaches are found for operators": "breaches key_rule local_farms spec",
-    },
-    "control/requests": {
-        "Ids are unique; logs are small and shown as text": "entries request_ids token_log",
+        "Requests that crash a group are recorded in Redis and become dead letters": "dead suspects",
     },
     "control/replicas": {
-        "Replicas, slow ranks and deaths are judged": "memory_deaths slow state",
+        "A replica has one lock, commands, heartbeats and poison": "commands health lease",
+        "A replica in Redis is judged: slow ranks, deaths for lack of memory": "memory_deaths slow state",
     },
     "control/placement": {
         "Replicas are placed within the memory of hosts and GPUs": "gpu_memory kv_cost memory placement uneven",
-        "Replicas follow demand, are rolled out, moved, and give memory back": "demand give_back rebalance rollout",
+        "The planner moves replicas, follows demand, and has memory given back": "demand give_back rebalance rollout",
+    },
+    "control/records": {
+        "Records of models, backends and stored responses are written once": "backend catalog responses",
     },
     "control/text": {
         "Tokens become text, cut at stop strings": "decoding_only detokenizer stop_strings",
-        "Schemas and tokenizers are judged by their parts": "json_schema tokenizer_check",
+        "JSON schemas of grammars, and tokenizers, are checked by their parts": "json_schema tokenizer_check",
     },
     "control/redis": {
-        "URLs, outages, refusals and nodes of Redis are handled": "address outage shards transient",
+        "Connections to Redis survive outages, failovers, losses and rotated passwords": (
+            "address connection loss outage rotation shards topology transient"
+        ),
+    },
+    "control/scripts": {
+        "Lua scripts follow their rules, check arguments, and bound their work": (
+            "full growth refused_arguments scripts"
+        ),
+    },
+    "worker": {
+        "Processes of the worker import only what they need, and log actions": "imports logged_actions",
     },
     "worker/leader": {
-        "Answers go on over epochs, dead replicas and changed logs": (
+        "A leader continues answers over epochs, dead replicas and changed logs": (
             "backoff dead_replicas engine_leader leader pooled_recovery recurrent repair replay request"
         ),
-        "Requests that crash their group are found by halves": (
+        "A leader finds requests that crash their group by halves": (
             "crash_isolation crash_record failed_steps two_replicas"
         ),
-        "A step is scheduled, executed, sampled and emitted beside Redis": (
+        "A leader's loop schedules, executes, samples and emits a step beside Redis": (
             "background_call exchange group scripted_leader serving"
         ),
         "Tenants share a leader; slow steps harm nobody": "chunk_size kv_share shares slow",
@@ -76,20 +91,22 @@ SUBJECTS: dict[str, dict[str, str]] = {
         "Agent, supervisor and standby replace each other's processes": (
             "adoption forks replica standby supervision two_hosts"
         ),
-        "Assignments become ranks that fit the host's memory": "agent on_demand planned_memory planner",
-        "Stalls, deaths and missing files are detected": "away downloads engine_stall failure_detector memory_kills",
-        "A host's state is published": "facts host_view metrics",
+        "An agent turns assignments into ranks that fit the host's memory": "agent on_demand planned_memory planner",
+        "An agent detects stalls, deaths and missing files of its ranks": (
+            "away downloads engine_stall failure_detector memory_kills"
+        ),
+        "An agent publishes its host's state": "facts host_view metrics",
     },
     "worker/rank": {
-        "A rank process answers each command once, in order": "rank rank_process rank_worker",
-        "Heartbeats report progress; silence is blamed with care": "heartbeat reachability",
-        "Devices, addresses, counters and exit statuses of a rank": "address counters ending host",
+        "A rank's process answers each command once, in order": "rank rank_process rank_worker",
+        "A rank's heartbeats report progress; silence is blamed with care": "heartbeat reachability",
+        "Devices, addresses, counters and exit statuses of a rank's process": "address counters ending host",
     },
     "worker/sampling": {
         "Samplers give a row the same token in any batch": (
             "best_tokens both_samplers sampler step_sampler tensor_sampler"
         ),
-        "Filters, penalties, masks and grammars limit tokens": (
+        "A sampler's filters, penalties, masks and grammars limit tokens": (
             "allowed_tokens constraints dry filters grammars vocabularies"
         ),
     },
@@ -97,38 +114,34 @@ SUBJECTS: dict[str, dict[str, str]] = {
         "External engines are offered, started and pass one suite": "engines host process",
     },
     "worker/engine": {
-        "Every family computes as transformers does": (
+        "A forward of every model type computes as transformers does": (
             "experts falcon_h1 families gguf images llama4 mamba multimodal native nemotron_h other_forms parity "
             "pooled recurrent scoring"
         ),
-        "Quantized weights stay near the plain ones": (
-            "block_quants kv_types quant quantized_checkpoints quantized_experts"
+        "A forward on several ranks computes what it does on one": "group uneven_shares",
+        "Guesses, prefixes, graphs and refused steps change no token of a forward": (
+            "engine fused graphs guesses prefixes step"
         ),
-        "Weights are loaded, packed, cached, and their need is known": (
-            "backend imports loading need packed_structure packed_weights weight_cache"
-        ),
-        "Ranks of a group compute what one computes": "collectives group uneven_shares",
-        "Guesses, prefixes, pages, graphs and refused steps change no token": (
-            "engine fused graphs guesses pages prefixes step"
-        ),
+        "A forward takes the path of a GPU on fake tensors": "fake_gpu",
     },
     "worker/scheduling": {
         "The scheduler's plans hold under random arrivals and change no token": (
             "finish scheduler scored shares simulation with_a_model with_images"
         ),
-        "Prefixes are shared and predictions guessed": "images kv_cache lookup prediction",
+        "The scheduler shares prefixes and makes guesses": "images kv_cache lookup prediction",
     },
     "worker/models": {
-        "Packed and fused products are near plain ones": (
-            "block_products fusing grouped_products products rounding row_threads"
+        "Products of a model's layers are near plain ones": (
+            "block_products fusing grouped_products products rounding row_threads sparse_gates"
         ),
-        "Models are built without weights": "encoder meta_model native_config",
+        "Models are built without weights, and loaded with checks": "backend encoder loading meta_model native_config",
+        "The memory that a rank needs is known from headers": "need",
     },
     "worker/repository": {
-        "Model folders that would give wrong tokens are refused": (
+        "Files of models that would give wrong tokens are refused": (
             "config_fields files image_part multimodal mxfp4 pooling quant_gate quantization validation"
         ),
-        "GGUF files and their tokenizers are chosen, checked and cached": (
+        "GGUF files on disk are chosen and validated, their tokenizers cached": (
             "damaged gate gemma4 pre_tokenizers selection tokenizer_cache"
         ),
         "A model's files are found, downloaded and named": (
@@ -137,27 +150,33 @@ SUBJECTS: dict[str, dict[str, str]] = {
     },
     "worker/kv": {
         "Attention over slabs and pages equals the formula": "pages paged_kernels slabs stores",
-        "Attention's Triton kernels compile and equal transformers' code": "compilation fused_kernels",
+        "Attention's Triton kernels compile and equal transformers' code": "compilation fused_kernels fusion",
+        "KV memory in 16 and 8 bits is near 32": "kv_types",
     },
     "worker/weights": {
         "Tensors are read, dequantized and cut among ranks": "checkpoint dequantize header quantized_layouts sharding",
+        "Quantized weights stay near the plain ones": (
+            "block_quants quant quantize quantized_checkpoints quantized_experts"
+        ),
+        "Packed weights from the cache are whole and have the same bits": (
+            "packed_structure packed_weights weight_cache"
+        ),
     },
     "worker/collective": {
-        "Ranks sum through shared memory and notice dead peers": (
-            "agreement dead_peer peer_failure rendezvous shared_memory waits"
+        "Collectives sum through shared memory and notice dead peers": (
+            "agreement collectives dead_peer peer_failure rendezvous shared_memory waits"
         ),
     },
     "worker/native": {
-        "C++ libraries are chosen or compiled once": "builds compiled",
+        "The C++ library is chosen or compiled once; its memory is zeroed": "builds compiled memory",
     },
     "worker/selftest": {
-        "Kernels are tried; wrong ones are switched off": "records selftest trials",
+        "Kernels are tried; wrong ones are switched off": "records selftest shapes trials",
     },
     "api": {
-        "An API process survives outages, ends what is given up, and stops": (
-            "given_up outages process server_stop waits"
-        ),
-        "Connections and garbage of a process are bounded": "garbage open_files",
+        "An API process as a whole survives outages, and stops": "given_up outages process server_stop waits",
+        "An API process bounds its garbage and open files": "garbage open_files",
+        "An API process as a whole answers captured requests of real clients": "captures",
     },
     "api/routes": {
         "Routes of OpenAI's API answer its client": (
@@ -165,12 +184,13 @@ SUBJECTS: dict[str, dict[str, str]] = {
         ),
         "Routes of Anthropic's API answer its client": "context_edits message_parts messages",
         "Agents send tools, reasoning and encrypted items to the routes": "agent_tools items sealed_items",
-        "Routes and fields of vLLM, llama.cpp and Ollama": ("infill llama_cpp neighbours ollama ollama_models tokens"),
+        "Routes of vLLM, llama.cpp and Ollama answer": "infill llama_cpp neighbours ollama ollama_models tokens",
+        "Routes of stored chat completions read, list, relabel and delete them": "stored_chats",
         "Operators' routes do what `furrow` does": "backends farm_requests farm_routes",
-        "The OpenAPI document and the snippets of the pages are true": (
+        "The routes' OpenAPI document, and snippets that call them, are true": (
             "document document_bounds documentation openapi"
         ),
-        "Unknown fields and hostile numbers are answered or refused": "numbers tolerance",
+        "Routes answer or refuse unknown fields and hostile numbers": "numbers tolerance",
     },
     "api/console": {
         "The console shows and changes a farm in a browser": (
@@ -180,48 +200,52 @@ SUBJECTS: dict[str, dict[str, str]] = {
     },
     "api/background": {
         "Background tasks finish requests and responses whose API process ended": (
-            "api_death completion response_quota response_survival"
+            "api_death completion response_quota response_survival rounds"
         ),
-        "Pages share reads, snapshots and samples of the farm": "farm_events plot_history shared_reads",
+        "Background tasks share reads, snapshots and samples of the farm": "farm_events plot_history shared_reads",
     },
     "api/generation": {
         "Streams are followed, resumed and brought back": (
-            "batches bringing_back busy_leader feed feeds follow long_answers recovery resuming_client streams unfollow"
+            "batches bringing_back busy_leader direct_writing feed feeds follow long_answers recovery resuming_client "
+            "streams unfollow"
         ),
-        "Requests are admitted, wait, or are refused in clear words": (
-            "admission archive backpressure full_redis queued sleeping unserved waiting_streams"
+        "Requests are admitted, wait, or are refused; a drain finishes them": (
+            "admission archive backpressure draining full_redis queued sleeping unserved waiting_streams"
         ),
-        "Entries become the bytes of each dialect": (
+        "Entries of a request are rendered as the bytes of each dialect": (
             "echo interleaved ollama_rendering recorded_bytes rendering seals session_turns"
         ),
-        "Prompts are cut and shared within a scope": "length prefix_scope truncation",
+        "Prompts are truncated, and shared within a scope": "length prefix_scope truncation",
     },
     "api/models": {
         "Requests find their model; its files run confined": "checks confined fill_in_middle models served sleeping",
     },
     "api/chat": {
-        "Conversations become prompts in the model's form": (
+        "Conversations become prompts in the form of the model's template": (
             "conversation described_tools hostile_files functions history metered prediction prefill tokens"
         ),
         "Answers become reasoning, text and calls in forty forms": (
             "answer families forms forms_told linear_reading reading text_argument tools"
         ),
-        "Demanded calls and formats are enforced or refused": ("enforcement forms_enforced structured tool_refusals"),
+        "Demanded calls and formats are enforced or refused": "enforcement forms_enforced structured tool_refusals",
     },
     "api/images": {
         "Images are fetched and decoded within bounds": "containers decoding fetching hosts places",
     },
     "api/http": {
-        "API keys, origins and limits open a request": "browsers gate keyring keys limits settlements",
+        "API keys, origins and limits open a request at the edge": "browsers gate keyring keys limits settlements",
         "Connections, heads and bodies are bounded": (
             "acceptor bodies connection heads large_bodies silence slow_readers structure uvicorn_hooks websocket"
         ),
-        "Tenants take turns before any work": "departures in_turn turns",
-        "Errors and paths have one form": "errors paths",
+        "Tenants take turns at the edge, before any work": "departures in_turn tasks turns",
+        "Errors and paths have one form as HTTP answers": "errors paths",
     },
     "api/schemas": {
-        "Bodies are checked by field, number and bound": "bounds numbers prompts tolerance",
-        "Dialects become one request": "escaped_lark grammar_of items ollama_request response_tools",
+        "Fields of bodies are checked by number and bound": "bounds numbers prompts tolerance",
+        "Bodies of every dialect become one request": "escaped_lark grammar_of items ollama_request response_tools",
+    },
+    "ops": {
+        "Alerts and dashboards in ops/prometheus and ops/grafana; the Makefile's `chat`": "chat_target rules",
     },
     "ops/cli": {
         "`furrow doctor` finds faults of Redis, hosts and models": "doctor doctor_hosts doctor_models doctor_redis",
@@ -231,7 +255,7 @@ SUBJECTS: dict[str, dict[str, str]] = {
         "Commands list and change models, requests, keys and files": (
             "cache dead downloads json keys plan rebalance remote_plan show state"
         ),
-        "Output has remedies and progress, no passwords or control characters": (
+        "Output of commands has remedies and progress, no passwords or control characters": (
             "cli passwords progress refusals tables wait"
         ),
     },
@@ -241,10 +265,13 @@ SUBJECTS: dict[str, dict[str, str]] = {
         ),
     },
     "ops/compat": {
-        "Clients meet a scripted model; verdicts become a page": "compat scripted",
+        "Official clients meet a scripted model; verdicts become a page": "compat scripted",
+    },
+    "ops/wheels": {
+        "A wheel has the right contents": "package",
     },
     "ops/bench": {
-        "Comparisons give every engine the same work": (
+        "Benchmarks that compare engines give each the same work": (
             "alphabet compare decode_benchmark engines gguf memory overhead report runner"
         ),
         "Benchmarks measure the real loop and whole answers": (
@@ -268,10 +295,10 @@ SUBJECTS: dict[str, dict[str, str]] = {
         "Containers, images and compose.yaml are sound": "compose containers images",
     },
     "ops/common": {
-        "Commands are imported when called; tools wait for conditions": "groups waiting",
+        "Groups of commands are imported when called; waits end with their condition": "groups waiting",
     },
     "The documents": {
-        "Generated sections are the code's": "coverage_page detectors pages rooms tolerance_page",
-        "Commands and links exist, and the site is built": "documents site",
+        "Generated sections of documents are the code's": "coverage_page detectors pages rooms tolerance_page",
+        "Documents' commands, snippets and links work, and the site is built": "documents redis_cli site",
     },
 }

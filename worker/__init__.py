@@ -1,1 +1,2 @@
-"""Agents and ranks: the processes that own devices and run models. Never imports the API."""
+"""Agents and ranks, which own devices and run models. At its top: entries of processes, detectors, tensors. Never
+imports the API."""

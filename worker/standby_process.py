@@ -1,7 +1,13 @@
 """The standby process: imports all modules of a rank, and forks ranks. Touches no device.
 
 It has no threads while it forks. It imports in a thread, which ends before that: beside ranks that serve, the thread
-has a lower priority.
+has a lower priority. A fork copies one thread and no context of a GPU, so nothing is forked beside a second thread,
+CUDA or an open device file.
+
+It forks twice, and the supervisor, a subreaper, becomes the rank's parent, so pid, exit status and death with the
+parent work as for a spawned process. The supervisor itself can't fork ranks: it would import torch, and must not fail.
+`clone(CLONE_PARENT)` bypasses what libc and Python do at a fork. Ranks of a host share the layout of their address
+space and Python's hash seed.
 """
 
 from __future__ import annotations

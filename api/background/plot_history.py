@@ -1,5 +1,10 @@
-"""Writes a sample of the farm every ten seconds, for plots that outlive a page: one process of all does it each time,
-from what it has read for its requests anyway."""
+"""Samples of the farm every ten seconds for the console's plots: an operator who opens the console after a fault needs
+the past, and most farms have no Prometheus.
+
+One API process of all, chosen by a lock of 9 s, writes them into a capped stream (`plots`) of 360 entries, about 1 MB
+in Redis, from overviews that it reads anyway. Without any API process there is a gap. The agents' `/metrics` would not
+do: they may not be reachable, and hold no past. More than an hour, or replicas, is for Prometheus.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A conversation to tokens, and tokens to a message: templates, reasoning, calls of tools."""
+"""Conversations to prompts, and answers to reasoning, text and calls of tools: templates, forms, enforcement."""

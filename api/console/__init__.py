@@ -1,5 +1,11 @@
 """The console at /console: its files, plain HTML, CSS and ES modules, and the route that serves them.
 
+It acts through the operators' routes only, which call the same functions of control as the command `furrow`. While
+anybody follows `GET /farm/events`, a task reads the farm once a second and gives all followers the same bytes. A key is
+kept in the tab and sent as a header, which no other site can add; there is no cookie. Texts of others are hidden
+without `--console-text`: the right to restart a replica is not the right to read. Rejected were a bundler (nobody
+reviews a bundle), Textual (a second interface) and WebSockets (proxies treat them apart).
+
 `static/lib/` has what pages share, `static/pages/` a module for each page. There is no build step: browsers load the
 files as they lie here. A page's module exports an object by default:
 

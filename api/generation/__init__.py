@@ -1,1 +1,2 @@
-"""One request from body to last byte: admission, enqueue, feeds of tokens, rendering, stored answers, truncation."""
+"""One request from admission to last byte: enqueue, streams that follow and resume, rendering, truncation, stored
+answers."""

@@ -438,7 +438,7 @@ _REST_S = 60.0
 _LONGEST_PATIENCE = 10
 """In times of `silence`, between two looks at a request that goes on waiting."""
 _LOOKS_A_TICK = 4 * PLACES
-"""Where more requests wait than can be looked at so often, the time between two looks at each grows."""
+"""Waiting requests that are looked at in a tick. With more of them the time between two looks at each grows."""
 _AT_ONCE = 32
 """Requests that are read one by one, or readers that are woken, in one turn of the event loop: two milliseconds."""
 

@@ -1,1 +1,2 @@
-"""The edge of a connection: heads, bodies, disconnects, turns, keys, limits, origins, and errors as HTTP answers."""
+"""The edge of a connection: heads, bodies, disconnects, turns of tenants, keys, limits, origins, and errors as HTTP
+answers."""

@@ -1,1 +1,2 @@
-"""The models that this process serves, their files in processes of their own, and the farm as operators see it."""
+"""The models that this process serves: which one a request means, and their files in confined processes of their
+own."""

@@ -1,1 +1,1 @@
-"""HTTP routes, and the OpenAPI document of them."""
+"""HTTP routes, each tried as a client calls it, and the OpenAPI document of them."""

@@ -1,1 +1,1 @@
-"""Requests as clients send them, with their checks, and answers as they are encoded: one struct each."""
+"""Bodies of requests with the checks of their fields, and answers as they are encoded: one struct each."""

@@ -480,7 +480,7 @@ _READERS_WITHIN = {"json": _json, "regex": _regex, "choice": _choice, "grammar":
 
 
 def _schema(schema: dict[str, Any], strict: bool, param: str) -> Grammar:
-    """Where a schema need not be kept to the letter, a `oneOf` whose parts may overlap is served as `anyOf`."""
+    """A grammar of the schema. Without `strict` a `oneOf` whose parts may overlap is served as `anyOf`."""
     if deeper(schema, MAX_SCHEMA_DEPTH):
         raise RequestError(
             f"'{param}' is nested more than {MAX_SCHEMA_DEPTH} levels deep; use '$defs' and '$ref' to flatten it.",

@@ -64,7 +64,7 @@ class ModelBackend(msgspec.Struct, kw_only=True):
     """The fingerprint of the model's files."""
     dtype: str
     kv_type: str | None
-    """How keys and values are stored: `f32`, `f16`, `bf16`, `q8_0`, or a type of torch."""
+    """The type of stored keys and values: `f32`, `f16`, `bf16`, `q8_0`, or a type of torch."""
     quant: str | None
     dequantize: bool
     tp: int

@@ -1,1 +1,2 @@
-"""The operations of an operator, shared by the command line and the HTTP API."""
+"""Operations of an operator: specifications of models, checks, reports; shared by the command line and the HTTP
+API."""

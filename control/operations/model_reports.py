@@ -83,9 +83,9 @@ def _fault(replica: str, one: health.Fault) -> EpochEvent:
 
 
 class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What each rank of a replica needs with `kv_tokens`: those of the specification, or the fewest with which the
-    model is placed. `hosts` says what each has left for all of them, or its accelerators for one. Empty where the need
-    is not known yet, or where the farm has no such model."""
+    """The memory that each rank of a replica needs with `kv_tokens`: those of the specification, or the fewest with
+    which the model is placed. `hosts` says what each has left for all of them, or its accelerators for one. Empty where
+    the need is not known yet, or where the farm has no such model."""
 
     model: str
     kv_tokens: int = 0

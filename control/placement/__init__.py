@@ -1,1 +1,1 @@
-"""Which host runs which rank: the planner, rolling changes, hosts and assignments."""
+"""The planner: which host runs which rank, how many replicas run, rollouts, moves, and memory that is given back."""

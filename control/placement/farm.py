@@ -699,7 +699,7 @@ def read_farm_view(client: SyncRedis) -> FarmView:
 
 
 FRESH_S = 3.0
-"""What was read longer ago says nothing: another agent may have planned since."""
+"""An older view of the farm is read again, because another agent may have planned since."""
 WHOLE_EVERY_S = 10.0
 """Everything is read so often at least."""
 

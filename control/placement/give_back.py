@@ -2,7 +2,8 @@
 
 A replica whose specification names no KV tokens was given a share at its load. The planner asks it to do with less
 (`Assignment.kv_target`). Its leader lowers its limit as its requests let it, and tells so in its heartbeat. Only then
-is the share written smaller, and what is free assigned.
+is the share written smaller, and what is free assigned, so a byte has one owner. No request ends, and no memory that
+was given is taken back. Ranks drop nothing by themselves, because the leader alone knows what nobody needs.
 """
 
 from __future__ import annotations

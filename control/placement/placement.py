@@ -1,4 +1,4 @@
-"""Where ranks go: the rooms that hosts have, and the devices that a replica gets there. Data in, data out.
+"""The placement of ranks: the rooms that hosts have, and the devices that a replica gets there. Data in, data out.
 
 control/placement/rollout.py decides which replicas there shall be, and asks here for a place.
 """

@@ -1,5 +1,5 @@
-"""Which replicas should move to another host, so that what is unplaced finds room, or memory is used more evenly. Data
-in, data out: `furrow models rebalance` makes one move after the other."""
+"""The replicas that should move to another host, so that what is unplaced finds room, or memory is used more evenly.
+Data in, data out: `furrow models rebalance` makes one move after the other."""
 
 from __future__ import annotations
 

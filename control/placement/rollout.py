@@ -1,4 +1,4 @@
-"""Which replicas a farm shall have next, as a pure function of state: desired models, hosts, and what is assigned.
+"""The replicas that a farm shall have next, as a pure function of state: desired models, hosts, and what is assigned.
 
 It is run again and again by the agent that holds the placement lock, until desired and actual are the same. A change is
 rolled out replica by replica: the new one serves before an old one is asked to go, where there are devices for both.

@@ -1,1 +1,1 @@
-"""Records that outlive a process: models and stored responses."""
+"""Records that outlive a process: models, backends, stored responses, reports of API processes."""

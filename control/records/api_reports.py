@@ -1,4 +1,4 @@
-"""What API processes report to operators: requests that ended, and files of models that broke their bounds."""
+"""Reports of API processes to operators: requests that ended, and files of models that broke their bounds."""
 
 from __future__ import annotations
 

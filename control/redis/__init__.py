@@ -1,1 +1,1 @@
-"""Connections to Redis: clients for one server, Sentinel and Cluster, script calls and their retries, and outages."""
+"""Connections to Redis: URLs, clients for one server, Sentinel and Cluster, passwords, retries and outages."""

@@ -122,7 +122,7 @@ def _connect(named: str, timeout_s: float, classes: _Classes) -> Any:
 
 
 def _place(named: str, options: dict[str, Any]) -> RedisUrl:
-    """Where to connect; the credentials of a file become an option of the client. Raises SettingsError."""
+    """The server to connect to; the credentials of a file become an option of the client. Raises SettingsError."""
     url = redis_url(named)
     if named == url:
         return parse_redis_url(url)

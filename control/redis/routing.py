@@ -24,8 +24,8 @@ Client = TypeVar("Client", redis.Redis, redis.asyncio.Redis)
 # The table of a Redis Cluster's slots, and the way of commands through redirections. Pure: no I/O.
 #
 # redis-py's Cluster client asks a server for the keys of each XREAD, which costs a rank one more round trip per read.
-# It also connects when it is made, and fails a whole pipeline when one shard is down. Furrow's calls name their keys,
-# so a table of slots is enough (docs/decisions/0007).
+# It also connects when it is made, refuses `evalsha` in pipelines, and fails a whole pipeline when one shard is down.
+# Furrow's calls name their keys, so a table of slots is enough, with redis-py's connections and commands.
 
 
 MOST_HOPS = 5

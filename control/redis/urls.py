@@ -39,7 +39,7 @@ def password_in(url: str) -> str | None:
 
 
 def address(client: Any) -> str:
-    """Where a sync or asyncio client connects to, as a URL without credentials."""
+    """The server of a sync or asyncio client, as a URL without credentials."""
     pool = client.connection_pool
     kwargs: dict[str, Any] = pool.connection_kwargs
     database = kwargs.get("db") or 0

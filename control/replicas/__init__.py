@@ -1,1 +1,1 @@
-"""A replica as Redis holds it: its lease, the commands to its ranks, its health."""
+"""One replica in Redis: its lock, the commands to its ranks, heartbeats, poison, and deaths for lack of memory."""

@@ -1,4 +1,5 @@
-"""The life of a request in Redis: enqueue, claim, emit, follow, end, repair."""
+"""One request in Redis: its id, queue, turn, claim, emitted tokens, log, followers, repair, and end, also as a dead
+letter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state transitions, as Lua scripts that run in Redis, and the code that loads them.
+"""Lua scripts as such: their files, rules, checks of arguments and bounds of work, and the code that loads them.
 
 Each file's header lists its KEYS and ARGV with types. The loader changes the text in three ways. A line
 `--@include name` is replaced by the file `_name.lua`. The lines `--@keys`, `--@arguments` and `--@model` are replaced

@@ -1,6 +1,8 @@
 -- Keep the lock, and the epoch's command and reply streams, alive. A lock that ran out is taken again, and the epoch goes
 -- on, where nothing can have happened meanwhile: nobody moved the epoch on (every acquisition and every takeover does), the
 -- lock was not released, and the same run of the server still has the epoch's commands.
+-- Else each outage of two seconds would begin an epoch, which computes every prompt anew. A longer lock would delay the
+-- takeover of every dead leader. A server that refuses INFO to scripts ends the epoch.
 -- KEYS 1 lock (string)  2 epoch (string)
 -- ARGV 1 token `owner:epoch`  2 the replica's base key  3 world size (int)
 -- Returns {'OK', 1 if it had run out, else 0}, {'LOST', why} or {'FENCED', why}.

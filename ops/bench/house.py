@@ -107,7 +107,7 @@ def recording(folder: Path) -> dict[str, str]:
 
 
 class Recordings:
-    """What the processes of a farm recorded."""
+    """The recordings of a farm's processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

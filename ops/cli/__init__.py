@@ -1,4 +1,4 @@
-"""The `furrow` command. Verbs are imported only when they are called."""
+"""The `furrow` command: its verbs, the output of each, and `furrow doctor`."""
 
 from __future__ import annotations
 

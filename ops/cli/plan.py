@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from worker.repository.files import ModelFiles  # the worker's modules are imported when a plan is made
 
 OTHER_QUANTS = ("int8", "q8_0", "q6k", "q5k", "q4k", "q3k")
-"""What is tried where a model does not fit, from the best answers down."""
+"""Quantizations to try for a model that does not fit, from the best answers down."""
 LEAST_KV_TOKENS = 256
 HERE = "this host"
 
@@ -68,7 +68,7 @@ def plan(model: str, redis_url: str | None, as_json: bool, **options: Any) -> No
 
 
 def free_memory(redis_url: str | None) -> list[DeviceRoom]:
-    """What ranks may still take: of this host, or of those of the farm that is named."""
+    """The memory that ranks may still take on this host, or on the hosts of the farm that is named."""
     if redis_url is None:
         from control.host_memory import available
         from worker.agent.devices import device_memory

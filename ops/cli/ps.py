@@ -1,4 +1,4 @@
-"""What runs, and what ran: `furrow ps`, the replicas that run now; `furrow history`, their epochs and faults."""
+"""`furrow ps`, the replicas that run now, and `furrow history`, their epochs and faults."""
 
 from __future__ import annotations
 

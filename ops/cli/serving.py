@@ -27,7 +27,7 @@ TICK_S = 0.1
 
 
 def reminder_of_keys(client: SyncRedis, host: str, folder: Path | None) -> str:
-    """How to make the key that clients need; `folder` is the private server's."""
+    """The instruction to make the key that clients need; `folder` is the private server's."""
     where = f" --redis {shlex.quote(str(folder))}" if folder is not None else ""
     return why_asked(host, run(client, access.count()), where)
 

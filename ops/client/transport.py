@@ -374,7 +374,7 @@ class _BlockingBody(httpx.SyncByteStream):
 
 
 def _result(step: Awaitable[T]) -> T:
-    """What an awaitable that never waits comes to."""
+    """The result of an awaitable that never waits."""
     try:
         next(iter(step.__await__()))
     except StopIteration as end:

@@ -50,7 +50,7 @@ class Sabotage:
     """`module` is changed by `code`, the body of a function of it; `kinds` are the checks that then must fail."""
 
     what: str
-    """What the processes then do, as the end of "although ..."."""
+    """The wrong behaviour of the changed processes, as the end of "although ..."."""
     module: str
     code: str
     kinds: tuple[str, ...]

@@ -180,13 +180,13 @@ HEAD = """\
 
 `python -m ops.compat run --write` generates this page from runs of real clients against the demonstration model on two
 ranks. `python -m ops.compat install` installs each client into its own environment, below `FURROW_CLIENTS` (else the
-user's cache); the acceptance tests run the installed ones. [clients.md](clients.md) shows how to set clients up.
+user's cache). [clients.md](clients.md) shows how to set clients up.
 
 The script of a client in `ops/compat/scripts/` has its checks: answers whole and streamed, errors as the client's
-exceptions, structured output, two turns and a tool loop with default settings, and whatever else it offers. Most also
-have an answer whose leader is stopped for 0.6 s or killed (`kill -9`) in its middle; the text must be unchanged. Coding
-agents run with their default prompts on a model that takes orders, four of them also in the [forms](tools.md#forms) of
-harmony, Mistral and GLM. Images, vectors and scores are no part of these runs.
+exceptions, structured output, a tool loop, and whatever else it offers. Most also have an answer whose leader is
+stopped for 0.6 s or killed in its middle; the text must be unchanged. Coding agents run with their default prompts,
+four of them also in the [forms](tools.md#forms) of harmony, Mistral and GLM. Images, vectors and scores are no part of
+these runs.
 
 A gap is a check that is known to fail; the run fails when it passes.
 """

@@ -1,1 +1,2 @@
-"""What benchmarks, chaos and client checks share: a farm, a client, models, stand-ins, figures and their report."""
+"""The parts that benchmarks, chaos and client checks share: a farm, a client, models, stand-ins, figures and their
+report."""

@@ -25,7 +25,7 @@ LIMIT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Where the API listens."""
+    """The address of the API."""
 
     host: str
     port: int
@@ -128,7 +128,7 @@ class Answer:
     texts: list[str] = field(default_factory=list[str])
     """The text of each of these parts."""
     token_ids: list[int] = field(default_factory=list[int])
-    """Where the request asks for them."""
+    """Empty unless the request asks for them."""
     finish: str = ""
     tokens: int = 0
     prompt_tokens: int = 0

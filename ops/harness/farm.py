@@ -57,7 +57,7 @@ def part_environment(redis_url: str, environment: Mapping[str, str] | None = Non
 
 @dataclass(frozen=True)
 class PrivateFarm:
-    """What serves, and a connection to its Redis."""
+    """A running private farm, and a connection to its Redis."""
 
     url: str
     redis_url: str

@@ -71,7 +71,7 @@ class Part:
             raise RuntimeError(f"{self.name} said {received!r}, not {line!r}")
 
     def result(self, kind: type[T]) -> T:
-        """What its function returns."""
+        """The result of its function."""
         return msgspec.json.decode(self.line(), type=kind)
 
     def stop(self, kind: type[T]) -> T:

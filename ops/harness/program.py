@@ -32,7 +32,7 @@ PATH = click.Path(exists=True, path_type=Path)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a benchmark returns where it has more than figures with limits."""
+    """The result of a benchmark that has more than figures with limits."""
 
     figures: Sequence[Figure] | None = None
     """None: it has no limits."""

@@ -30,8 +30,8 @@ FaultKind = Literal["silence", "half", "repeat", "abort", "error", "refuse", "de
 
 
 class Fault(msgspec.Struct):
-    """What goes wrong, `times` times, after so many tokens of a request: `silence` sends nothing more, `half` cuts the
-    connection in the middle of an event, `repeat` repeats the last token as the request ends early, `abort` ends it
+    """A fault that happens `times` times, after so many tokens of a request: `silence` sends nothing more, `half` cuts
+    the connection in the middle of an event, `repeat` repeats the last token as the request ends early, `abort` ends it
     early without one, `error` is a 500, `refuse` a 400, `death` ends the process."""
 
     kind: FaultKind
@@ -41,7 +41,7 @@ class Fault(msgspec.Struct):
 
 @dataclass
 class Script:
-    """What an engine of one shape does."""
+    """The behaviour of an engine of one shape."""
 
     shape: str
     first: int = 3
@@ -306,7 +306,7 @@ async def _gone(receive: Receive) -> None:
 
 
 def listener_of(shape: str, words: list[str]) -> dict[str, Any]:
-    """Where the command line of an engine says that it listens, as uvicorn takes it."""
+    """The address at which an engine listens by its command line, as uvicorn takes it."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)

@@ -1,1 +1,1 @@
-"""Wheels with compiled libraries for other machines: `python -m ops.wheels`."""
+"""Wheels: their contents, and compiled libraries for other machines (`python -m ops.wheels`)."""

@@ -68,7 +68,7 @@ def main(names: tuple[str, ...], out: Path, libraries_only: bool) -> None:
 
 
 def copy_sources(tree: Path) -> None:
-    """What a wheel is built from; a checkout's own folder stays as it is."""
+    """Copy the files of a wheel to `tree`, so that the checkout stays as it is."""
     for name in TOPS:
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", compiled.FOLDER.name))
     for name in FILES:

@@ -1,1 +1,2 @@
-"""The agent of a host, which reconciles ranks with assignments and detects their failures; its supervisor; /metrics."""
+"""The agent of a host: it turns assignments into ranks, detects their failures and publishes the host; supervisor,
+standby, /metrics."""

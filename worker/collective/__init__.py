@@ -1,5 +1,4 @@
-"""Collectives between ranks: shared memory between CPU ranks of one host, else torch.distributed; imports no torch
-itself."""
+"""Collectives: sums between ranks in shared memory on one host, else by torch.distributed; imports no torch itself."""
 
 from worker.collective.base import Collective, Solo
 

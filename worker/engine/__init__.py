@@ -1,1 +1,2 @@
-"""One forward of a batch: checks, CUDA graphs, a step launched ahead."""
+"""One forward of a whole model on all ranks, from command to logits, held to transformers; CUDA graphs, a step
+launched ahead."""

@@ -117,9 +117,9 @@ class Experts:
     """True if the router has, beside its projection `proj`, a norm without weights and a scale of its inputs, and a
     scale of each expert's weight."""
     beside: tuple[str, str, str] | None = None
-    """Where layers have experts beside a feed-forward network, and the outputs of both are added: the names of the
-    norms after the network, before the experts, and after them. The experts and their router are the layer's own
-    modules, and their input are the hidden states."""
+    """For layers with experts beside a feed-forward network, whose outputs are added: the names of the norms after
+    the network, before the experts, and after them. The experts and their router are the layer's own modules, and
+    their input are the hidden states."""
     layers: Callable[[Fields, int], bool] = is_sparse
     """True if a layer has experts."""
     shared: str = "n_shared_experts"

@@ -1,1 +1,2 @@
-"""The leader, rank 0: its loop, the requests that it runs, and its commands to the group of ranks."""
+"""The leader, rank 0: its loop, the requests that it runs, adopts or isolates, and its commands to the group of
+ranks."""

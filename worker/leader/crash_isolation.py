@@ -2,7 +2,8 @@
 
 The crash record says which requests may have crashed a group, and the next trial. It is written before a step that may
 crash, because the crash may end the leader too. The next epoch reads it with the end of the last one and the progress
-of each request.
+of each request. Suspects stay with their replica: with a record for each replica two of them took a crashing request
+from each other without end.
 
 Requests in the step of a second crash, without progress since their adoption, are suspects. Suspects are tried in
 halves. A half that crashes is halved again; one that makes progress is cleared. With one culprit among n suspects at

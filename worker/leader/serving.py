@@ -72,8 +72,8 @@ class KvShare:
 
 
 OVERLAP_BELOW_S = 0.05
-"""Where steps are shorter, Redis is heard while the next one runs. A longer step can afford to wait for Redis, and
-must: a cancel takes effect one step later where the answer comes during one."""
+"""Steps below this length overlap with the exchange with Redis. A longer step can afford to wait for Redis, and must:
+a cancel takes effect one step later where the answer comes during one."""
 LONG_PROMPTS = 64
 """A step with so many waiting prompt tokens is not a short one."""
 REPEAT_WITHIN_S = 0.02

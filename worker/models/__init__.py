@@ -1,1 +1,2 @@
-"""Models: their layers, their weights loaded and sharded, and their forward in C++ or torch."""
+"""The parts of a model in memory: its layers and their products, in C++ or torch; their loading; the memory that a
+rank needs."""

@@ -1,1 +1,1 @@
-"""C++ for CPUs: its sources, its compilation, its memory."""
+"""The C++ library for CPUs: its sources, its compilation or choice, its memory."""

@@ -1,1 +1,1 @@
-"""A rank process: it carries out commands, sends heartbeats with its progress, counts, and ends."""
+"""A rank's process: it answers commands, sends heartbeats with its progress, counts, and ends."""

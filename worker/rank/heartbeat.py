@@ -1,8 +1,11 @@
 """The side thread of a rank, and the progress of the main thread that it reports.
 
-The thread renews the lock, sends heartbeats, detects the end of the epoch and ends a stuck process. It shares only
-`Progress` with the main thread and has a Redis client of its own, so it runs while the main thread is inside a
-collective. It waits for an unreachable Redis, and that time does not count for the step under way.
+The thread renews the lock, sends heartbeats, detects the end of the epoch and ends a stuck process. It renews, and not
+the script that emits, because a load, a long step or a pause needs it anyway, and one place decides when a stuck leader
+loses its lock.
+
+It shares only `Progress` with the main thread and has a Redis client of its own, so it runs while the main thread is
+inside a collective. It waits for an unreachable Redis, and that time does not count for the step under way.
 """
 
 from __future__ import annotations

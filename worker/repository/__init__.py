@@ -1,1 +1,2 @@
-"""The files of a model: found, downloaded, validated; no torch."""
+"""The files of a model on disk: found, downloaded, validated before any process starts; tokenizers of GGUF files; no
+torch."""

@@ -1,1 +1,1 @@
-"""Logits to tokens: logits processors, grammars, log probabilities."""
+"""Logits to tokens: samplers, filters, penalties, grammars, log probabilities."""

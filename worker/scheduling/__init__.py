@@ -1,1 +1,1 @@
-"""The scheduler: admission, KV accounting, prefix cache, shares; no torch."""
+"""The scheduler, which plans a step: admission, KV accounting, shared prefixes, guesses (lookup), shares; no torch."""

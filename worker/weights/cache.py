@@ -5,7 +5,8 @@ A file is a header, the structure of a module, and the memory of its arrays:
     magic (8 bytes) | length of the header (8) | CRC-32 of the header (4) | header (JSON) | structure | arrays
 
 Arrays begin at borders of PAGE bytes and each at one of ALIGNMENT bytes within. Every byte but the gaps between
-arrays is covered by a CRC-32.
+arrays is covered by a CRC-32. The structure is JSON with a list of classes, because a pickle calls what it names. The
+key has the files' ctime too: an edited checkpoint could have its modification time restored.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ async def show_spec(request: Http, model: FromQuery[str]) -> ModelSpec:
 
 @get("/models/memory")
 async def show_memory(request: Http, model: FromQuery[str]) -> ModelMemory:
-    """What each rank of a replica needs, and what each host has left for them."""
+    """The memory that each rank of a replica needs, and that each host has left for them."""
     return await on_farm(request, memory_of, model)
 
 

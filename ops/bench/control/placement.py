@@ -83,7 +83,7 @@ class RandomFarm:
         self._counts: Counter[str] = Counter()
 
     def play(self) -> Counter[str]:
-        """What was counted, violations by their names."""
+        """Make random changes and check the farm after each; the counts of changes and of violations by their names."""
         for _ in range(self._chance.randint(1, 10)):
             self._change()
             self._counts["changes"] += 1

@@ -159,7 +159,7 @@ class TimedGroup(Group):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Where the time of one turn of the step loop went, in seconds."""
+    """The parts of the time of one turn of the step loop, in seconds."""
 
     whole: float
     exchange: float

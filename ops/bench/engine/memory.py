@@ -1,5 +1,5 @@
-"""What a rank takes at most beside what `rank_need` says that it needs: random models of several types and kinds of
-weights, with KV memory that is filled to the last token."""
+"""The most memory that a rank takes, beside the need that `rank_need` computes: random models of several types and
+kinds of weights, with KV memory that is filled to the last token."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ TICK_S = 0.1
 
 
 class Deeds(msgspec.Struct):
-    """What a crowd did. Times are those of the monotonic clock, which all processes of a host share."""
+    """The report of a crowd. Times are those of the monotonic clock, which all processes of a host share."""
 
     sent: int = 0
     statuses: dict[int, int] = msgspec.field(default_factory=dict[int, int])

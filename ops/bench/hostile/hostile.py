@@ -245,7 +245,7 @@ class _Farm:
         return run(self._client, load_of(WAITING)).enqueued
 
     def _shares(self, neighbour: Part, attacker: dict[str, int]) -> dict[str, float]:
-        """What each process takes of a core, until the other tenant has sent all."""
+        """The share of a core that each process takes, until the other tenant has sent all."""
         meter = Meter({**self._pids, "other tenant": neighbour.pid, **attacker})
         began = time.monotonic()
         waited = _waited_s(self._pids["api"])

@@ -89,7 +89,7 @@ TEMPLATE = (
     f"{{% if digit in '0123' %}}{LOOPS}{{% elif digit in '4567' %}}{CENTER}{{% else %}}{DOUBLE}{{% endif %}}"
     "{{ messages[0].content }}"
 )
-"""What is done follows from the last digit of the message."""
+"""A template whose attack depends on the last digit of the message."""
 MULTIPLIED = "z"
 TOKENIZED = "{{ messages[0].content }} " + MULTIPLIED
 HOSTILE_MODELS = ("hostile-template", "hostile-tokenizer")

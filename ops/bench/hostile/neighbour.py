@@ -23,9 +23,9 @@ CHAT_EVERY_S = 0.13
 HEALTH_EVERY_S = 0.05
 TOKENS = 4
 GIVE_UP_S = 30.0
-"""How long an answer is waited for when nothing more is sent.
+"""The wait for answers when nothing more is sent.
 
-One that is not there then has failed, and has taken so long at least.
+An answer that is missing then has failed, and counts as having taken at least so long.
 """
 _TOKEN = re.compile(rb"\nid: [^:\n]*:[1-9]\d*\.")
 
@@ -80,7 +80,7 @@ class Request:
             self._token_at = now
 
     def give_up(self, gaps: list[float]) -> None:
-        """What has not come until now takes at least so long."""
+        """Count the missing answer or token with the time that it has taken until now."""
         now = time.monotonic()
         if not self.answered:
             self.times.append(1000 * (now - self.due))

@@ -95,7 +95,7 @@ def startup(
 
 @dataclass(frozen=True)
 class Start:
-    """What was seen of one start, until the first token."""
+    """The phases of one start, until the first token."""
 
     moments: dict[str, float]
     """Phase → seconds from the start to its end."""

@@ -1,5 +1,5 @@
-"""What Furrow costs beside an external engine: a scripted one at a fixed rate, asked by a client directly and through a
-farm, in turns."""
+"""The cost of Furrow in front of an external engine: a scripted one at a fixed rate, asked by a client directly and
+through a farm, in turns."""
 
 from __future__ import annotations
 

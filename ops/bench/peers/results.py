@@ -62,7 +62,7 @@ def _steady(streams: Sequence[Stream]) -> float:
 
 
 def equal_share(streams: Sequence[Stream], reference: Sequence[Stream]) -> float:
-    """How much of the answers is the same, counted from their beginnings: 1 where all are equal."""
+    """The share of the answers that is equal, counted from their beginnings: 1 if all are equal."""
     same = 0
     for one, other in zip(streams, reference, strict=True):
         for ours, theirs in zip(one.tokens, other.tokens, strict=True):
@@ -89,7 +89,7 @@ class Result:
     ttft_ms: dict[int, list[float]] = field(default_factory=dict)
     """By the prompt's length."""
     equal: list[float] = field(default_factory=list)
-    """How much of the answers was as the first row's, one entry per run."""
+    """The share of the answers that equals the first row's, one entry per run."""
 
     def median(self, streams: int) -> Figures | None:
         """None where it was not measured with so many."""

@@ -27,7 +27,7 @@ SLACK_TOKENS = 32
 
 @dataclass(frozen=True)
 class Peers:
-    """Where the peers are, and what is set for them."""
+    """The places and settings of the peers."""
 
     python: str = sys.executable
     """The interpreter that has their packages."""

@@ -203,7 +203,7 @@ class FurrowFarm:
         return traffic(self._farm.client)
 
     def commands(self) -> int:
-        """How many the leader has given in this epoch, each of one forward or several; waits until no more come."""
+        """The number of commands in this epoch, each of one forward or several; waits until no more come."""
         assert self._farm is not None
         before = -1
         while (now := health.overview(self._farm.client, MODEL).replicas[0].seq) != before:

@@ -43,7 +43,7 @@ STRIKE_AT = 40
 LIMIT_S = 120.0
 TICK_S = 0.005
 OBSERVED_S = 2.0
-"""How long the streams are looked at after the agent was killed, at least."""
+"""The least time for which streams are observed after the agent was killed."""
 
 
 @dataclass(frozen=True)

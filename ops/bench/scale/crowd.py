@@ -24,7 +24,7 @@ _AT_ONCE = 200
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything."""
+    """The numbers of entries, requests and other things in the farm."""
 
     entries: int = 1_000_000
     running: int = 100

@@ -21,7 +21,7 @@ NO_POISON = "none"
 
 
 def outage_s(random: random.Random) -> float:
-    """How long an outage lasts."""
+    """The length of a random outage."""
     return random.choices(OUTAGES_S, WEIGHTS)[0]
 
 

@@ -18,7 +18,7 @@ from ops.chaos.system.target import Target
 MET_WITHIN_S = 20.0
 """Limit until enough answers are due; an idle farm sends some commands too."""
 DELAYED_S = (1.0, 4.0)
-"""How long bytes are late."""
+"""Shortest and longest time for which bytes are delayed."""
 LONGEST_DELAY_S = 0.3
 """Each way. Much more would let a lock of two seconds lapse."""
 

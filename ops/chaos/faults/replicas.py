@@ -69,7 +69,7 @@ def rolled_out(target: Target, what: str) -> None:
 
 
 def running(target: Target, model: str, replica: str) -> int:
-    """How many requests the replica has."""
+    """The number of requests that the replica runs."""
     return run(target.client, read("ZCARD", f"{ModelKeys(model).replica(replica).base}running", parse=int))
 
 

@@ -165,7 +165,7 @@ def refusing(target: Target, word: str, random: random.Random) -> Generator[Call
 
 
 def refusals(client: redis.Redis, word: str) -> int:
-    """How many commands the server has refused so; before 7.0 those inside scripts count as plain errors."""
+    """The count of commands refused with this word; before 7.0 those inside scripts count as plain errors."""
     stats = client.info("errorstats")
     old = str(client.info("server")["redis_version"]).startswith("6.")
     return sum(int(stats.get(f"errorstat_{name}", {}).get("count", 0)) for name in ((word, "ERR") if old else (word,)))
@@ -259,7 +259,7 @@ def wilful(fault: Callable[[Target, random.Random], str]) -> Fault:
 # --- failover ---------------------------------------------------------------------------------------------------------
 
 LAG_S = (0.1, 0.5)
-"""How long a replica that lags has missed what the primary took."""
+"""Shortest and longest time for which a lagging replica is cut off from its primary."""
 
 
 def strike_primary(lags: bool) -> Fault:

@@ -92,7 +92,7 @@ def check_replicas(
 
 
 def memory_remedy(model: str) -> str:
-    """What helps a model whose ranks the kernel ends for lack of memory."""
+    """The remedy for a model whose ranks the kernel ends for lack of memory."""
     return (
         f"Load `{model}` again with --quant int8 or fewer --kv-tokens (`furrow models load`), unload another model of "
         "its host (`furrow hosts` lists them), or give the host or container more memory"

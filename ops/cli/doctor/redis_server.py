@@ -1,4 +1,4 @@
-"""What `furrow doctor` asks of Redis: the server and its settings, its certificate, the rights of the farm's user."""
+"""Checks of `furrow doctor` on Redis: the server and its settings, its certificate, the rights of the farm's user."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _check_connection(client: SyncRedis, checks: Checks) -> None:
 
 
 def _greeting(client: SyncRedis) -> str:
-    """What the server says before it is asked: the reason why it closes a connection at once, else nothing. The error
+    """The words of a server that closes a connection before any command, which say why; else nothing. The error
     of such a connection is that of the pipe, where the first command is sent after the end."""
     kwargs = client.connection_pool.connection_kwargs
     with contextlib.suppress(OSError, redis_errors.RedisError):
@@ -331,7 +331,7 @@ def check_rights(client: SyncRedis, checks: Checks) -> bool:
 
 
 def _refused_write(client: SyncRedis, key: str) -> str:
-    """What the server says to a plain write where it refuses all of them, else nothing: the scripts of Redis 6.2 may
+    """The error of a server that refuses all plain writes, else nothing: the scripts of Redis 6.2 may
     write even so."""
     try:
         client.set(key, "1", px=5000)

@@ -169,7 +169,7 @@ class RedisFarm:
         return [spec.name for spec in catalog.list_specs(self._client)]
 
     def stage(self, model: str) -> Stage | None:
-        """How far the load is; None once the model is served. Raises ModelUnavailable for one that failed, and
+        """The progress of the load; None once the model is served. Raises ModelUnavailable for one that failed, and
         FurrowError for one that was unloaded. Redis is waited for, as Silence has it."""
         try:
             overview = health.overview(self._client, model)

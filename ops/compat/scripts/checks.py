@@ -140,7 +140,7 @@ def refused(kind: type[Exception], call: Callable[[], Any]) -> Any:
 
 RESULT = "sunny"
 Turn = tuple[list[Any], list[Any], Any]
-"""What is sent back of an answer as the client made it, the results of its calls, and its text."""
+"""One answer: its messages to send back as the client made them, the results of its calls, and its text."""
 
 
 def user(text: str) -> dict[str, str]:

@@ -40,7 +40,8 @@ def _qwen_code(output: str) -> str:
 
 @dataclass(frozen=True)
 class Agent:
-    """How an agent is told of the server and asked. `write` is the order to write "hello" into the file `file`."""
+    """The settings and commands by which an agent uses the server. `write` is the order to write "hello" into the
+    file `file`."""
 
     command: tuple[str, ...]
     """Before the text of a turn."""

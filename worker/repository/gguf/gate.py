@@ -180,7 +180,7 @@ def _shares_keys(config: dict[str, Any], layer: int) -> bool:
 
 
 def _keys_of_others(config: dict[str, Any], family: Family, fields: dict[str, Any], layer: int) -> tuple[str, ...]:
-    """What a layer's attention lacks: keys and values that an earlier layer has, or values that are its keys."""
+    """Modules that a layer's attention lacks: an earlier layer has its keys and values, or its keys are the values."""
     if _shares_keys(config, layer):
         return "k_proj", "v_proj", "k_norm"
     kinds = [] if family.layer_kinds is None else family.layer_kinds(config)
