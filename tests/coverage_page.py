@@ -25,7 +25,7 @@ _FOLDERS = {
 # Rooms whose behaviour is shown by files in another folder: those of contracts, and tests that need a whole engine.
 _FILES = {
     "contract": {
-        "control/access": "keys limits settlements usage",
+        "control": "keys limits settlements usage",
         "control/records": "catalog responses",
         "control/redis": "connection loss rotation topology",
         "control/replicas": "commands health lease memory_deaths",

@@ -26,8 +26,6 @@ SUBJECTS: dict[str, dict[str, str]] = {
         ),
         "Back-off: pauses between tries double up to a longest": "backoff",
         "The control plane knows external engines' names and options": "engines",
-    },
-    "control/access": {
         "API keys have limits, settlements and usage": "keys limits settlements usage",
     },
     "control/operations": {
