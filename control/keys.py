@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Protocol
 
 from control.errors import RequestError
 
@@ -29,6 +30,21 @@ def check_model_name(name: str) -> str:
             f"model name {name!r} can't be used: 1 to 200 characters, no white space and no braces", param="model"
         )
     return name
+
+
+class _HasBase(Protocol):
+    @property
+    def base(self) -> str: ...
+
+
+class _Under:
+    """A key whose name is fixed, below the `base` of those that it stands among."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, keys: _HasBase, _: type) -> str:
+        return keys.base + self._name
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +74,9 @@ class ModelKeys:
     def debts(self, priority: str) -> str:  # zset as turns, of tenants with nothing: the last end -> enqueue; 10 min
         return f"{self.base}debts:{priority}"
 
-    @property
-    def deadlines(self) -> str:  # zset rid -> ms at which what waits expires: enqueue, claim -> expire; while it waits
-        return f"{self.base}deadlines"
-
-    @property
-    def load(self) -> str:  # hash, scripts -> api: counts of what waits, rates, and whose turn it is; docs/protocol.md
-        return f"{self.base}load"
-
-    @property
-    def bell(self) -> str:  # stream, capped: enqueue, cancel, drain -> idle leaders
-        return f"{self.base}bell"
+    deadlines = _Under("deadlines")  # zset rid -> ms at which it expires: enqueue, claim -> expire; while it waits
+    load = _Under("load")  # hash, scripts -> api: counts of what waits, rates, and whose turn it is; docs/protocol.md
+    bell = _Under("bell")  # stream, capped: enqueue, cancel, drain -> idle leaders
 
     def request(self, rid: str) -> str:  # hash: scripts -> all; deadline + retention, after the end retention
         return f"{self.base}req:{rid}"
@@ -79,9 +87,7 @@ class ModelKeys:
     def images(self, rid: str) -> str:  # hash `image:piece` -> bytes: stage_image, enqueue -> leader; until its end
         return f"{self.base}images:{rid}"
 
-    @property
-    def image_bytes(self) -> str:  # hash rid -> `bytes tenant`: stage_image, which forgets those without images; 2 days
-        return f"{self.base}image_bytes"
+    image_bytes = _Under("image_bytes")  # hash rid -> `bytes tenant`: stage_image, drops rids without images; 2 days
 
     def staged(self, rid: str, repair: str) -> str:  # stream as log: repair, enqueue -> the same, renamed; 60 s
         return f"{self.base}staged:{rid}:{repair}"
@@ -95,64 +101,24 @@ class ModelKeys:
     def idempotency(self, tenant: str, key: str) -> str:  # string `rid body-hash`: enqueue; as the request
         return f"{self.base}idem:{tenant}:{key}"
 
-    @property
-    def orphans(self) -> str:  # zset rid -> ms at which on_disconnect applies: unfollow, reap -> reap
-        return f"{self.base}orphans"
-
-    @property
-    def dead(self) -> str:  # stream, capped: bury -> operator
-        return f"{self.base}dead"
-
-    @property
-    def breaches(self) -> str:  # hash file -> JSON of its latest Breach: apis -> operator; 1 h after the last
-        return f"{self.base}breaches"
-
-    @property
-    def docket(self) -> str:  # hash replica, or heir/replica -> JSON docket: leaders -> leaders; until all got on
-        return f"{self.base}docket"
-
-    @property
-    def trial(self) -> str:  # string replica: the one that tries suspects of others: inherit, suspect; 60 s
-        return f"{self.base}trial"
-
-    @property
-    def spec(self) -> str:  # hash: operator -> agents; until the model is unloaded
-        return f"{self.base}spec"
-
-    @property
-    def replicas(self) -> str:  # hash replica -> JSON revision, tp: placement, agents -> all; until it is retired
-        return f"{self.base}replicas"
-
-    @property
-    def weights(self) -> str:  # hash replica -> fingerprint of its weights: leader -> claim; until it is retired
-        return f"{self.base}weights"
-
-    @property
-    def backends(self) -> str:  # hash replica -> JSON Backend: leader -> api; until it is retired
-        return f"{self.base}backends"
-
-    @property
-    def call(self) -> str:  # string: api -> placement, which wakes the model; 30 s
-        return f"{self.base}call"
-
-    @property
-    def demand(self) -> str:  # string JSON Demand: placement -> all; until the model is unloaded
-        return f"{self.base}demand"
-
-    @property
-    def assets(self) -> str:  # hash: leader -> api (tokenizer, template, generation config, context length)
-        return f"{self.base}assets"
-
-    @property
-    def assets_left(self) -> str:  # hash: those of a model that was unloaded; ASSETS_LEFT_MS
-        return f"{self.base}assets:left"
+    orphans = _Under("orphans")  # zset rid -> ms at which on_disconnect applies: unfollow, reap -> reap
+    dead = _Under("dead")  # stream, capped: bury -> operator
+    breaches = _Under("breaches")  # hash file -> JSON of its latest Breach: apis -> operator; 1 h after the last
+    docket = _Under("docket")  # hash replica, or heir/replica -> JSON docket: leaders -> leaders; until all got on
+    trial = _Under("trial")  # string replica: the one that tries suspects of others: inherit, suspect; 60 s
+    spec = _Under("spec")  # hash: operator -> agents; until the model is unloaded
+    replicas = _Under("replicas")  # hash replica -> JSON revision, tp: placement, agents -> all; until it is retired
+    weights = _Under("weights")  # hash replica -> fingerprint of its weights: leader -> claim; until it is retired
+    backends = _Under("backends")  # hash replica -> JSON Backend: leader -> api; until it is retired
+    call = _Under("call")  # string: api -> placement, which wakes the model; 30 s
+    demand = _Under("demand")  # string JSON Demand: placement -> all; until the model is unloaded
+    assets = _Under("assets")  # hash: leader -> api (tokenizer, template, generation config, context length)
+    assets_left = _Under("assets:left")  # hash: those of a model that was unloaded; ASSETS_LEFT_MS
 
     def usage(self, day: int) -> str:  # hash `key:kind` -> count, per day since 1970: every end -> operator; 400 days
         return f"{self.base}usage:{day}"
 
-    @property
-    def settlements(self) -> str:  # stream: every end, emit -> apis, which apply and delete them; 1 day
-        return f"{self.base}settlements"
+    settlements = _Under("settlements")  # stream: every end, emit -> apis, which apply and delete them; 1 day
 
     def replica(self, replica: str) -> ReplicaKeys:
         return ReplicaKeys(self.model, replica)
@@ -169,17 +135,9 @@ class ReplicaKeys:
     def base(self) -> str:
         return f"{PREFIX}{{{self.model}}}:{self.replica}:"
 
-    @property
-    def lock(self) -> str:  # string `owner:epoch`: acquire, renew -> every script of the leader; 2 s
-        return f"{self.base}lock"
-
-    @property
-    def server(self) -> str:  # string run id of the server that gave the lock: acquire, renew -> renew; 60 s
-        return f"{self.base}server"
-
-    @property
-    def epoch(self) -> str:  # string: acquire -> ranks; no TTL
-        return f"{self.base}epoch"
+    lock = _Under("lock")  # string `owner:epoch`: acquire, renew -> every script of the leader; 2 s
+    server = _Under("server")  # string run id of the server that gave the lock: acquire, renew -> renew; 60 s
+    epoch = _Under("epoch")  # string: acquire -> ranks; no TTL
 
     def commands(self, epoch: int, rank: int) -> str:  # stream `<seq>-0`, capped: leader -> rank; 60 s
         return f"{self.base}cmd:{epoch}:{rank}"
@@ -193,33 +151,13 @@ class ReplicaKeys:
     def heartbeat(self, rank: int) -> str:  # hash: rank -> agents, api, operator; 1.5 s
         return f"{self.base}hb:{rank}"
 
-    @property
-    def claim(self) -> str:  # string `call rid ...`: claim -> claim, so that a repeat hands out the same; 60 s
-        return f"{self.base}claim"
-
-    @property
-    def running(self) -> str:  # zset `rid class entry tenant`, by rid: claim -> adoption, takeover, retire
-        return f"{self.base}running"
-
-    @property
-    def poison(self) -> str:  # hash epoch, rank, kind, message: first to notice -> all; until the next epoch
-        return f"{self.base}poison"
-
-    @property
-    def poisons(self) -> str:  # stream, capped: the history of poison; also wakes blocked leaders and ranks
-        return f"{self.base}poisons"
-
-    @property
-    def epochs(self) -> str:  # stream, capped: leader -> operator; when each epoch was led, gathered, joined, loaded
-        return f"{self.base}epochs"
-
-    @property
-    def ends(self) -> str:  # hash rank -> JSON host, pid, message: a rank that exits with an error -> its agent; 1 h
-        return f"{self.base}ends"
-
-    @property
-    def status(self) -> str:  # hash: the agent's view (state, detail, host, attempts) -> api, operator; no TTL
-        return f"{self.base}status"
+    claim = _Under("claim")  # string `call rid ...`: claim -> claim, so that a repeat hands out the same; 60 s
+    running = _Under("running")  # zset `rid class entry tenant`, by rid: claim -> adoption, takeover, retire
+    poison = _Under("poison")  # hash epoch, rank, kind, message: first to notice -> all; until the next epoch
+    poisons = _Under("poisons")  # stream, capped: the history of poison; also wakes blocked leaders and ranks
+    epochs = _Under("epochs")  # stream, capped: leader -> operator; when each epoch was led, gathered, joined, loaded
+    ends = _Under("ends")  # hash rank -> JSON host, pid, message: a rank that exits with an error -> its agent; 1 h
+    status = _Under("status")  # hash: the agent's view (state, detail, host, attempts) -> api, operator; no TTL
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,17 +196,9 @@ class ResponseKeys:
     def base(self) -> str:
         return f"{PREFIX}responses:{{{self.owner}}}:"
 
-    @property
-    def index(self) -> str:  # zset rid -> ms at which it lapses: apis; as the last record
-        return f"{self.base}index"
-
-    @property
-    def sizes(self) -> str:  # hash rid -> bytes, and their sum as `total`: apis; as the last record
-        return f"{self.base}sizes"
-
-    @property
-    def chats(self) -> str:  # zset rid of a stored chat completion -> ms of its creation: apis; as the last record
-        return f"{self.base}chats"
+    index = _Under("index")  # zset rid -> ms at which it lapses: apis; as the last record
+    sizes = _Under("sizes")  # hash rid -> bytes, and their sum as `total`: apis; as the last record
+    chats = _Under("chats")  # zset rid of a stored chat completion -> ms of its creation: apis; as the last record
 
     def record(self, rid: str) -> str:  # hash of a StoredResponse: apis; --response-ttl
         return f"{self.base}record:{rid}"

@@ -23,8 +23,7 @@ from api.schemas.completions import CompletionRequest, parse_completion
 from api.schemas.decoding import decode_request
 from api.schemas.generation import check_labels, check_number
 from api.schemas.llama_cpp import InfillRequest, parse_infill
-from api.schemas.state import ChatList, ChatMessages, Deleted
-from control.errors import RequestError
+from api.schemas.state import ChatList, ChatMessages, Deleted, page_of
 from control.messages import encode
 from control.records.responses import StoredResponse
 
@@ -168,16 +167,8 @@ async def list_chat_messages(
     """The messages of a stored chat completion's request."""
     process = process_of(request)
     who = identity_of(request)
-    check_number("limit", limit)
     stored = await process.stored_chats.look_up(completion_id, who)
-    messages = stored.input if order == "asc" else stored.input[::-1]
-    ids = [message["id"] for message in messages]
-    if after is not None and after not in ids:
-        raise RequestError(f"'after' names '{after}', which is no message of this completion.", param="after")
-    start = ids.index(after) + 1 if after is not None else 0
-    page = messages[start : start + limit]
-    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return ChatMessages(data=page, first_id=first, last_id=last, has_more=start + limit < len(messages))
+    return page_of(ChatMessages, stored.input, order, after, limit)
 
 
 def _labels(request: Request[Any, Any, Any]) -> dict[str, str]:

@@ -49,7 +49,7 @@ from api.schemas.responses import (
     summarising,
     with_summaries,
 )
-from api.schemas.state import Deleted, InputItems, InputTokens
+from api.schemas.state import Deleted, InputItems, InputTokens, page_of
 from api.schemas.view import COMPACTION, Cursor
 from control.errors import RequestError, RequestNotFound
 from control.records.responses import StoredResponse
@@ -265,19 +265,7 @@ async def list_input_items(
     process = process_of(request)
     who = identity_of(request)
     stored = await process.archive.look_up(response_id, who)
-    check_number("limit", limit)
-    items = stored.input if order == "asc" else stored.input[::-1]
-    ids = [item["id"] for item in items]
-    if after is not None and after not in ids:
-        raise RequestError(f"'after' names '{after}', which is no item of this response.", param="after")
-    start = ids.index(after) + 1 if after is not None else 0
-    page = items[start : start + limit]
-    return InputItems(
-        data=page,
-        first_id=page[0]["id"] if page else None,
-        last_id=page[-1]["id"] if page else None,
-        has_more=start + limit < len(items),
-    )
+    return page_of(InputItems, stored.input, order, after, limit)
 
 
 def _json(body: bytes, rid: str) -> Response[bytes]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from api.schemas.answers import Shape
+from api.schemas.generation import check_number
 from api.schemas.view import decode_view
+from control.errors import RequestError
 
 
 class RequestStatus(msgspec.Struct, kw_only=True):
@@ -124,14 +126,16 @@ class ChatList(msgspec.Struct, kw_only=True):
     has_more: bool
 
 
-class ChatMessages(msgspec.Struct, kw_only=True):
-    """A page of the messages of a stored chat completion's request."""
-
+class StoredItems(msgspec.Struct, kw_only=True):
     object: str = "list"
     data: list[dict[str, Any]]
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class ChatMessages(StoredItems):
+    """A page of the messages of a stored chat completion's request."""
 
 
 class Version(msgspec.Struct, kw_only=True):
@@ -147,14 +151,29 @@ class InputTokens(msgspec.Struct, kw_only=True):
     input_tokens: int
 
 
-class InputItems(msgspec.Struct, kw_only=True):
+class InputItems(StoredItems):
     """A page of a response's input items, in the forms of POST /v1/responses."""
 
-    object: str = "list"
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+
+Page = TypeVar("Page", bound=StoredItems)
+
+
+def page_of(kind: type[Page], items: list[dict[str, Any]], order: str, after: str | None, limit: int) -> Page:
+    """At most `limit` of the items, which were stored oldest first, behind the one whose id is `after`. Raises
+    RequestError for an id that none has, and for a limit out of its range."""
+    check_number("limit", limit)
+    items = items if order == "asc" else items[::-1]
+    ids = [item["id"] for item in items]
+    if after is not None and after not in ids:
+        raise RequestError(f"'after' names '{after}', which is none of the items that are listed here.", param="after")
+    start = ids.index(after) + 1 if after is not None else 0
+    shown = ids[start : start + limit]
+    return kind(
+        data=items[start : start + limit],
+        first_id=shown[0] if shown else None,
+        last_id=shown[-1] if shown else None,
+        has_more=start + limit < len(items),
+    )
 
 
 class ModelList(msgspec.Struct, kw_only=True):
