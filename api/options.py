@@ -11,9 +11,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from api.chat.forms import TABLE
 from api.chat.reading.response_template import form_of
-from api.images.fetching import AllowedHosts
+from api.chat.reading.table import TABLE
+from api.images.hosts import AllowedHosts
 from api.schemas.view import OWN
 from control.keys import TENANT_NAME
 

@@ -16,7 +16,8 @@ from api.http.bodies import Bodies
 from api.http.gate import Gate, Keyring, OriginCheck
 from api.http.limits import Limiter, Settler
 from api.http.middleware import Admission
-from api.images.fetching import AllowedHosts, Fetcher
+from api.images.fetching import Fetcher
+from api.images.hosts import AllowedHosts
 from api.images.loading import ImageLoader
 from api.models.farm import AccountReads, FarmEvents, SharedReads
 from api.models.grammar import GrammarChecks

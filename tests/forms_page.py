@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api.chat.forms import rows
+from api.chat.reading.table import rows
 
 
 def table() -> str:

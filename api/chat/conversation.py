@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from api.chat.enforcement import answer_grammar
-from api.chat.forms import PLAIN, TABLE, Forms
+from api.chat.forms import PLAIN, Forms
 from api.chat.reading.arguments import may_be_text
 from api.chat.reading.calls import call_id
 from api.chat.reading.form import CallForm, Form, Ids
+from api.chat.reading.table import TABLE
 from api.chat.reading.writing import written_calls
 from api.chat.template import Template, render
 from api.chat.tokens import Vocabulary

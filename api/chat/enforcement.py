@@ -10,9 +10,9 @@ import json
 import re
 from typing import Any, cast
 
-from api.chat.forms import TABLE
 from api.chat.reading.arguments import may_be_text
 from api.chat.reading.form import CallForm, CallShape, Form
+from api.chat.reading.table import TABLE
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import LARK, Function, Offer
 from api.schemas.escaped_lark import in_json_string

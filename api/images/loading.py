@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from api.http.errors import TooManyBodies
 from api.images.decoding import Decoder, NotDecoded
-from api.images.fetching import Fetcher, Oversized, UrlRefused
+from api.images.fetching import Fetcher, Oversized
+from api.images.hosts import UrlRefused
 from api.images.limits import MOST_BYTES, MOST_IMAGES, MOST_PIXEL_BYTES, needs_more
 from api.schemas.image_parts import ImageSource
 from control.errors import RequestError

@@ -60,7 +60,7 @@ from api.schemas.ollama import (
 )
 from control.errors import ModelUnavailable, SettingsError
 from control.operations import desired
-from control.operations.desired import build_spec
+from control.operations.spec import build_spec
 from control.placement import farm
 from control.records import catalog
 from control.records.backend import Backend

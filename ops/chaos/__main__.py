@@ -19,8 +19,8 @@ import msgspec
 from control.engines import ENGINES, OWN
 from control.errors import FurrowError
 from control.messages import ModelSpec
-from control.operations.desired import DTYPES, build_spec
 from control.operations.options import connect_to_farm, redis_option
+from control.operations.spec import DTYPES, build_spec
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from ops.chaos.errors import ChaosError

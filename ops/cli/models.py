@@ -11,8 +11,8 @@ import msgspec
 
 from control.errors import ModelUnavailable, RedisUnavailable, SettingsError
 from control.operations import desired as desired_state
-from control.operations.desired import Scale, build_spec
 from control.operations.options import connect_to_farm, redis_option
+from control.operations.spec import Scale, build_spec
 from control.placement import farm
 from control.records import catalog
 from control.redis.clients import SyncRedis

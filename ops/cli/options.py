@@ -9,7 +9,7 @@ import click
 
 from control.engines import ENGINES, OWN
 from control.messages import LOOKUP_TOKENS
-from control.operations.desired import DTYPES
+from control.operations.spec import DTYPES
 from control.quantization import KV_TYPES, QUANTS
 from control.settings import demo_model
 from control.sizes import parse_seconds, parse_size

@@ -12,8 +12,8 @@ import msgspec
 
 from control.errors import FurrowError, SettingsError
 from control.messages import ModelSpec
-from control.operations.desired import build_spec
 from control.operations.options import connect_to_farm, redis_option
+from control.operations.spec import build_spec
 from control.placement import farm
 from control.placement.need import DeviceRoom, HostFit, ModelNeed, RankNeed, fits_on, is_enough, most_kv_tokens
 from control.placement.placement import Assign, Host, Room, place

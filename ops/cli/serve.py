@@ -18,9 +18,9 @@ from api.options import api_options, take_api_arguments
 from control.errors import SettingsError
 from control.listening import free_port, second_port
 from control.messages import ModelSpec
-from control.operations.desired import build_spec
 from control.operations.local_farms import serve_folder
 from control.operations.options import FIXED_KEYS_VARIABLE, asks_for_key, connect_to_farm, key_options, redis_option
+from control.operations.spec import build_spec
 from control.process import die_with_parent
 from control.settings import REDIS_AWAITED, log_level, redis_reference
 from ops.cli.options import (

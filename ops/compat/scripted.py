@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
-from api.chat.forms import TABLE
+from api.chat.reading.table import TABLE
 from api.chat.reading.writing import written_calls
 from control.errors import EpochOver, RedisUnavailable
 from control.listening import free_port

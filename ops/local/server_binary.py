@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from control.control_group import GROUPS, OWN_GROUP, memory_limit
 from control.errors import SettingsError
-from control.host_memory import GROUPS, OWN_GROUP, memory_limit
 from control.sizes import parse_size
 from control.version import OLDEST_REDIS
 

@@ -102,7 +102,7 @@ def test_a_reader_that_leaves_cancels_the_request(farm: Farm) -> None:
 
 def test_a_model_is_loaded_by_the_farms_api(farm: Farm) -> None:
     """One of the name is left as it is, and a pipe gets its answer; the process for it ends with the command."""
-    from control.operations.desired import build_spec
+    from control.operations.spec import build_spec
 
     with Api(f"http://{farm.address}", "") as api:
         assert not HttpFarm(api).desire(build_spec("demo", demo=MODEL_DIR), "demo")

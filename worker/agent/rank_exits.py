@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import structlog
 
+from control.control_group import memory_limit
 from control.errors import RedisUnavailable
-from control.host_memory import memory_limit
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
 from control.replicas import health, lease, memory_deaths

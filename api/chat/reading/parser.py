@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from api.chat.forms import TABLE
 from api.chat.piece import Piece
 from api.chat.reading.calls import Calls
 from api.chat.reading.channels import ChannelReader
 from api.chat.reading.form import Form, Pair
 from api.chat.reading.response_template import form_of
 from api.chat.reading.section import Section
+from api.chat.reading.table import TABLE
 from api.chat.reading.thinking import ThinkingParser
 from api.schemas.view import OWN, Reading, ThinkingMarks
 

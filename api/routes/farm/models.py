@@ -13,8 +13,8 @@ from api.schemas.generation import check_number
 from control.errors import RequestError, SettingsError
 from control.messages import ModelSpec
 from control.operations import desired
-from control.operations.desired import DTYPES, Scale, build_spec
 from control.operations.model_reports import ModelMemory, history, memory_of
+from control.operations.spec import DTYPES, Scale, build_spec
 from control.redis.clients import SyncRedis
 from control.replicas import health
 from control.settings import demo_model

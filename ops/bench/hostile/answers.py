@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 
-from api.chat.forms import TABLE
 from api.chat.piece import Piece
 from api.chat.reading.parser import AnswerParser
+from api.chat.reading.table import TABLE
 from api.chat.reading.writing import written_calls
 from api.schemas.view import Calling, Reading, ThinkingMarks
 

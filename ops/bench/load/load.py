@@ -20,8 +20,8 @@ import click
 
 from control.errors import FurrowError
 from control.keys import ModelKeys
-from control.operations.desired import build_spec
 from control.operations.options import redis_option
+from control.operations.spec import build_spec
 from control.redis.clients import AsyncRedis
 from control.redis.connection import arun_all, connect_async, read
 from control.settings import redis_url_from_environment

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import click
 
-from control.operations.desired import build_spec
+from control.operations.spec import build_spec
 from ops.demo import MODEL_DIR
 from ops.harness.client import Answer, Base, RequestFailed, ask
 from ops.harness.farm import private_farm, say

@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from control.listening import free_port
-from control.operations.desired import build_spec
+from control.operations.spec import build_spec
 from ops.common.waiting import until
 from ops.demo import MODEL_DIR
 from ops.harness import scripted_engine

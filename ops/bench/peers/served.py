@@ -11,7 +11,7 @@ from typing import Any
 
 from control.errors import FurrowError, ModelUnavailable
 from control.listening import free_port
-from control.operations.desired import build_spec
+from control.operations.spec import build_spec
 from control.replicas import health
 from ops.bench.peers.engine import Failed, Setup, Stream, Unavailable
 from ops.bench.peers.hosted import Child

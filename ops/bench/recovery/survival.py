@@ -15,7 +15,7 @@ import click
 import psutil
 
 from control.engines import ENGINES, parse_arguments
-from control.operations.desired import build_spec
+from control.operations.spec import build_spec
 from control.redis.clients import SyncRedis
 from control.replicas import health
 from ops.common.engine_options import engine_environment, engine_options

@@ -19,7 +19,7 @@ import msgspec
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, ModelSpec, Sampling
 from control.operations import desired
-from control.operations.desired import Scale
+from control.operations.spec import Scale
 from control.records import catalog
 from control.redis.connection import optional_text, read, run
 from control.replicas import health

@@ -16,9 +16,9 @@ import click
 from control import logs
 from control.errors import FurrowError, ModelUnavailable, SettingsError
 from control.messages import ModelSpec
-from control.operations.desired import build_spec
 from control.operations.local_farms import local_farms
 from control.operations.options import connect_to_farm, redis_option
+from control.operations.spec import build_spec
 from control.records import catalog
 from control.settings import redis_reference, redis_url_from_environment
 from ops.cli.options import model_options

@@ -17,7 +17,7 @@ from control.engines import (
 )
 from control.errors import RequestError, SettingsError
 from control.messages import Grammar, ReasoningBudget, Sampling
-from control.operations.desired import build_spec
+from control.operations.spec import build_spec
 
 BUDGET = ReasoningBudget(tokens=8, open="<o>", close="<c>", closing=[1], opening=[2])
 

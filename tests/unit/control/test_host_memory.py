@@ -7,7 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from control.host_memory import RESERVED_BYTES, available, capacity, memory_limit
+from control.control_group import memory_limit
+from control.host_memory import RESERVED_BYTES, available, capacity
 
 GIB = 2**30
 

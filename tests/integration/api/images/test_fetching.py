@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from api.images import fetching
-from api.images.fetching import AllowedHosts, CheckedUrl, Connector, Fetcher, FetchPlaces, Oversized, UrlRefused
+from api.images.fetching import Connector, Fetcher, FetchPlaces, Oversized
+from api.images.hosts import AllowedHosts, CheckedUrl, UrlRefused
 from api.images.loading import ImageLoader, RequestImages
 from api.schemas.image_parts import ImageSource
 from control.errors import RequestError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from control.operations.desired import build_spec
+from control.operations.spec import build_spec
 from ops.bench.load.load import SCENARIOS, SEGMENTS, Scenario, load
 from ops.demo import MODEL_DIR
 from ops.harness.farm import private_farm

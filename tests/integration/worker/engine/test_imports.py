@@ -82,7 +82,7 @@ VERB = "import ops.cli; ops.cli.cli.get_command(None, {!r})"
         (
             "import api.__main__, api.settings;"
             "api.__main__.create_app(api.settings.ApiSettings(redis_url='redis://x'))",
-            {"rich", "pygments", "numpy", "api.routes.document"},
+            {"rich", "pygments", "numpy", "api.routes.reference"},
         ),
         ("import ops.cli", {"structlog", "msgspec", "redis", "rich", "importlib.metadata", "email"}),
         (VERB.format("ps"), {"rich", "pygments", "litestar", "uvicorn", "psutil"}),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from api.chat.forms import TABLE
 from api.chat.piece import Piece
+from api.chat.reading.table import TABLE
 from api.schemas.view import Calling, Reading, ThinkingMarks
 from ops.bench.hostile.answers import check_answer, read, tokens_of
 from tests.unit.api.chat.spoken import SPOKEN

@@ -16,7 +16,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from api.chat.enforcement import answer_grammar
-from api.chat.forms import TABLE
+from api.chat.reading.table import TABLE
 from api.chat.reading.writing import written_calls
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import Tool, offered

@@ -10,10 +10,11 @@ import pytest
 from tokenizers import AddedToken
 from transformers.utils.chat_parsing import ResponseParser
 
-from api.chat.forms import TABLE, Forms, forms_of
+from api.chat.forms import Forms, forms_of
 from api.chat.piece import Piece
 from api.chat.reading.parser import AnswerParser
 from api.chat.reading.response_template import FormError, form_of
+from api.chat.reading.table import TABLE
 from api.chat.tokens import Vocabulary
 from api.schemas.view import OWN, Calling, Reading, ThinkingMarks
 from tests.byte_model import byte_assets, byte_tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from api.chat.conversation import fitted, rendered_version, rendered_with_tools, say_switch
-from api.chat.forms import TABLE
+from api.chat.reading.table import TABLE
 from control.errors import TemplateFailed
 
 Messages = list[dict[str, Any]]

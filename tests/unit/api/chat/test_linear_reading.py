@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from api.chat.forms import TABLE
 from api.chat.piece import Piece
 from api.chat.reading.form import Form
 from api.chat.reading.parser import AnswerParser
+from api.chat.reading.table import TABLE
 from api.chat.reading.writing import written_calls
 from api.schemas.view import Calling, Reading, ThinkingMarks
 

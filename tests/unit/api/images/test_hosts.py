@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from api.images.fetching import AllowedHosts, UrlRefused, is_public
+from api.images.hosts import AllowedHosts, UrlRefused, is_public
 
 HOSTS = AllowedHosts(["img.example.com", "CDN.example.com:8443"])
 

@@ -24,7 +24,7 @@ from api.schemas.responses import ResponseRequest, conversation, parse_response
 from control.access import mint
 from control.bounds import FARM_NUMBERS, LONGEST_S, REQUEST_NUMBERS, Range
 from control.errors import RequestError, SettingsError
-from control.operations.desired import DEFAULTS, build_spec
+from control.operations.spec import DEFAULTS, build_spec
 
 Parse = Callable[[bytes], Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from control.errors import SettingsError
-from control.operations.desired import build_spec, model_source
+from control.operations.spec import build_spec, model_source
 from control.settings import demo_model
 from ops.cli.options import demo_environment
 from ops.demo import MODEL_DIR

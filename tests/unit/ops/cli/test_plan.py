@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from control.operations.desired import build_spec
+from control.operations.spec import build_spec
 from control.placement.need import DeviceRoom
 from ops.cli import plan as plan_command
 from ops.cli.models import models

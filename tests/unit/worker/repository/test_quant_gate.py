@@ -10,7 +10,7 @@ import pytest
 
 from control.errors import SettingsError
 from control.messages import Assignment, ModelSpec
-from control.operations.desired import build_spec
+from control.operations.spec import build_spec
 from control.quantization import BLOCK_QUANTS, QUANTS
 from ops.demo import MODEL_DIR
 from worker.native import compiled, host

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from control.errors import FurrowError, ModelUnavailable, RedisUnavailable
-from control.operations.desired import build_spec
+from control.operations.spec import build_spec
 from control.records import catalog
 from control.redis.connection import connect
 from control.replicas import health
