@@ -99,8 +99,8 @@ def with_any_prefix(app: ASGIApp) -> ASGIApp:
 AT_ONCE_S = 0.1
 """A client that leaves before this age of its request left at once; a busy event loop learns of it late."""
 HESITATION_S = 0.05
-"""Age at which a request of such a tenant is begun. It is fixed: a connection waits before it is accepted, so that
-its client stayed longer than its request tells."""
+"""Age at which a request is begun of a tenant whose clients mostly leave at once, so that they cost no work. It is
+fixed: a connection waits before it is accepted, so that its client stayed longer than its request tells."""
 _RECENT = 1 / 16
 """Weight of the newest request in a tenant's mean."""
 _FREQUENT = 0.5

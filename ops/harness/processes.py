@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, get_type_hints
@@ -230,13 +231,44 @@ class Peak:
             self.look()
 
 
-def growth(values: Sequence[float]) -> float:
-    """By how much the peak of the second half of the values exceeds that of the first. Raises ValueError for less than
-    two."""
-    if len(values) < 2:
-        raise ValueError(f"{len(values)} samples say nothing about growth")
-    middle = len(values) // 2
-    return max(values[middle:]) - max(values[:middle])
+class MemoryByPart:
+    """`samples`: MiB of the parts of a farm, which are descendants of this process, at each look."""
+
+    EVERY_S = 0.5
+
+    def __init__(self) -> None:
+        self.samples: dict[str, list[float]] = defaultdict(list)
+
+    def look(self) -> None:
+        sums: dict[str, float] = defaultdict(float)
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):  # it ended meanwhile
+                part = part_of(process.name(), process.cmdline())
+                if part is not None:
+                    sums[part] += process.memory_info().rss / MIB
+        for part, mib in sums.items():
+            self.samples[part].append(mib)
+
+
+def part_of(name: str, command: Sequence[str]) -> str | None:
+    """Which part of a farm a process is: api, redis, rank; None for any other."""
+    if name.startswith("furrow-rank"):
+        return "rank"
+    if any(name.startswith(server) for server in ("redis", "valkey")):
+        return "redis"
+    return "api" if "api" in command[1:4] else None
+
+
+def growth(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Part → MiB by which the peak of the second half of the time exceeds that of the first. Raises ValueError for
+    less than two samples of a part."""
+    grown: dict[str, float] = {}
+    for part, values in samples.items():
+        if len(values) < 2:
+            raise ValueError(f"{len(values)} samples of {part} say nothing about growth")
+        middle = len(values) // 2
+        grown[part] = max(values[middle:]) - max(values[:middle])
+    return grown
 
 
 if __name__ == "__main__":

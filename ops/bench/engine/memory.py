@@ -24,7 +24,7 @@ from ops.harness.program import Figure, ModelsFolder, benchmark, run
 from worker.models.need import STEP_ROWS, rank_need
 from worker.repository import validation
 
-EVERY_S = 0.05
+EVERY_S = 0.02
 RANK = "furrow-rank"
 """The beginning of a rank's title."""
 MOST = 1.15
@@ -96,6 +96,8 @@ def memory(
 
 def compared(title: str, need: RankNeed, taken: Taken) -> list[Figure]:
     """A need that is below the peak lets a host be exceeded; one that is far above it leaves memory unused."""
+    if not taken.peak:
+        raise click.ClickException(f"{title}: no process with the title {RANK} was seen; its memory is not known.")
     ratio = need.total / taken.peak
     return [
         Figure(f"{title}: need, times the peak", ratio, 1.0, at_least=True),

@@ -13,7 +13,7 @@ import click
 
 from ops.harness.client import Answer, Base, ask, chat, now_ms, prompt
 from ops.harness.farm import DEMO, demo_spec, private_farm, say
-from ops.harness.processes import growth, looking, memory_of_children
+from ops.harness.processes import MemoryByPart, growth, looking
 from ops.harness.program import Figure, Summary, benchmark, run, summarise
 
 USERS = 5
@@ -26,8 +26,7 @@ SETTLE = 1 / 3
 """Of the time in which the capacity is measured: the queue fills meanwhile, and nothing counts."""
 TTFT_FACTOR = 1.5
 GROWTH_MIB = 32.0
-"""Growth of the peak of all processes in the second half of the overload: ended requests are kept for two minutes."""
-LOOK_EVERY_S = 0.5
+"""Growth of a part's peak in the second half of the overload: ended requests are kept for two minutes."""
 REFUSED = "429 rate_limit_exceeded"
 
 
@@ -67,12 +66,12 @@ def overload(
     """
     with private_farm(demo_spec(kv_tokens=kv_tokens), "--max-queue-wait", str(max_queue_wait)) as farm:
         base = farm.base
-        memory = list[float]()
+        memory = MemoryByPart()
         capacity = asyncio.run(measure_capacity(base, calibrate))
         say(f"capacity {capacity:.1f} req/s")
         nominal = asyncio.run(offer(base, Phase(capacity), seconds))
         say(f"nominal load: {len(nominal.refused)} of {len(nominal.answers)} refused")
-        with looking(lambda: memory.append(memory_of_children()), LOOK_EVERY_S):
+        with looking(memory.look, memory.EVERY_S):
             beyond = asyncio.run(offer(base, Phase(times * capacity), seconds))
     for title, phase in (("nominal", nominal), ("overload", beyond)):
         ttft = phase.ttft
@@ -80,11 +79,12 @@ def overload(
             f"{title:<9} {phase.rate:6.1f} req/s offered, {len(phase.admitted)} of {len(phase.answers)} admitted, "
             f"TTFT p50 {ttft.p50:.0f} ms, p99 {ttft.p99:.0f} ms, max {ttft.max:.0f} ms"
         )
-    click.echo(f"memory    {memory[0]:.0f} MiB at the start, peak {max(memory):.0f} MiB")
-    return figures(nominal, beyond, growth(memory))
+    for part, values in memory.samples.items():
+        click.echo(f"memory    {part}: {values[0]:.0f} MiB at the start, peak {max(values):.0f} MiB")
+    return figures(nominal, beyond, growth(memory.samples))
 
 
-def figures(nominal: Phase, beyond: Phase, grown: float) -> list[Figure]:
+def figures(nominal: Phase, beyond: Phase, grown: dict[str, float]) -> list[Figure]:
     """The figures with limits."""
     failures = Counter(a.error for a in nominal.answers + beyond.answers if a.error not in (None, REFUSED))
     if failures:
@@ -95,7 +95,8 @@ def figures(nominal: Phase, beyond: Phase, grown: float) -> list[Figure]:
         Figure("requests refused under overload", len(beyond.refused), 1, at_least=True),
         Figure("refusals without Retry-After", mute, 0),
         Figure("requests that failed otherwise", failures.total(), 0),
-        Figure("growth of the farm's memory", grown, GROWTH_MIB, "MiB"),
+        Figure("parts whose memory was seen", len(grown), 3, at_least=True),
+        *(Figure(f"{part}: growth of the peak", mib, GROWTH_MIB, "MiB") for part, mib in grown.items()),
     ]
 
 

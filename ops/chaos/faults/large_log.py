@@ -1,7 +1,7 @@
 """A leader killed while hundreds of thousands of logged entries belong to requests that it runs.
 
 The engine would need minutes for so many tokens. Therefore the requests come with a log, as after a loss of data: all
-choices but one have ended in it, so that few tokens are prefilled. Redis is timed while the next leader takes over.
+choices but one have ended in it, so that few tokens are prefilled.
 """
 
 from __future__ import annotations

@@ -140,13 +140,17 @@ def given_up(target: Target, model: str, replica: str) -> str | None:
 
 
 def answer(url: str, path: str, body: dict[str, Any]) -> tuple[str, float]:
-    """The text of a request to the sole replica, read to its end, and when it had ended."""
-    text = ask(url, path, body)[1]
-    if body.get("background"):
-        one = f"{path}/{json.loads(text)['id']}"
-        while json.loads(text).get("status") in ("queued", "in_progress"):
-            time.sleep(0.1)
-            text = ask(url, one)[1]
+    """The text of a request to the sole replica, read to its end, or of its error; and when it had ended."""
+    until = time.monotonic() + ANSWER_WITHIN_S
+    try:
+        text = ask(url, path, body)[1]
+        if body.get("background"):
+            one = f"{path}/{json.loads(text)['id']}"
+            while json.loads(text).get("status") in ("queued", "in_progress") and time.monotonic() < until:
+                time.sleep(0.1)
+                text = ask(url, one)[1]
+    except (OSError, ValueError, KeyError) as error:  # TimeoutError is an OSError
+        text = f"{type(error).__name__}: {error}"
     return text, time.monotonic()
 
 

@@ -39,18 +39,18 @@ def check_api(url: str) -> list[Finding]:
         check_certificate((parts.hostname or "", parts.port or 443), trusted, checks)
         if worst(checks.findings) == "error":
             return checks.findings
-    server = ApiServer(parts, trusted)
-    for check in (check_answer, check_ready, check_stream):
-        try:
+    try:
+        server = ApiServer(parts, trusted)
+        for check in (check_answer, check_ready, check_stream):
             check(server, checks)
-        except httpx.HTTPError as error:
-            remedy = "Check that `furrow api` runs and that the URL names it, or the proxy before it."
-            checks.error("answer", f"it does not answer: {str(error) or type(error).__name__}", remedy)
-            break
-        except Unexpected as error:
-            remedy = "Give the URL of `furrow api`, or let the proxy pass /version, /ready and /health to it."
-            checks.error("answer", str(error), remedy)
-            break
+    except (httpx.InvalidURL, UnicodeError) as error:  # a host that IDNA refuses, a control character, a URL too long
+        checks.error("url", f"the URL can't be used: {error}", "Give the URL of `furrow api`, http://HOST:PORT.")
+    except httpx.HTTPError as error:
+        remedy = "Check that `furrow api` runs and that the URL names it, or the proxy before it."
+        checks.error("answer", f"it does not answer: {str(error) or type(error).__name__}", remedy)
+    except Unexpected as error:
+        remedy = "Give the URL of `furrow api`, or let the proxy pass /version, /ready and /health to it."
+        checks.error("answer", str(error), remedy)
     return checks.findings
 
 

@@ -276,6 +276,8 @@ def test_an_address_without_an_api(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert api_findings["answer"].level == "error" and "geheim" not in str(api_findings)
     for wrong in ("ftp://x", "http://[::1", "http://a..b", "http://x/\xfc"):
         assert of_api(wrong, monkeypatch)["connection"].level == "error"
+    for unusable in ("http://☃.example:1", "http://xn--a.example:1", "http://h:1/\x7f", "http://h:1/" + 70_000 * "a"):
+        assert "can't be used" in of_api(unusable, monkeypatch)["url"].message
     for event in (b'{"at":1}', b"[]", b"\xff", b'{"at_ms":"\xff"}'):
         with serve(type("Other", (Upstream,), {"event": event, "pause_s": 0.0})) as url:
             assert "not Furrow's" in of_api(url, monkeypatch)["answer"].message

@@ -9,7 +9,7 @@ from ops.bench.__main__ import VERBS, bench
 from ops.bench.load.fairness import Window, tokens_per_second
 from ops.bench.load.overload import REFUSED, Phase, figures
 from ops.harness.client import Answer
-from ops.harness.processes import growth
+from ops.harness.processes import growth, part_of
 from ops.harness.program import Figure, conclude, figures_table
 
 
@@ -65,10 +65,25 @@ def test_tokens_count_by_the_part_of_their_time_in_the_window() -> None:
 
 
 def test_growth_is_between_the_peaks_of_both_halves() -> None:
-    """What fell does not count as grown; one sample says nothing."""
-    assert (growth([70, 80, 81, 79]), growth([9, 9, 5, 4])) == (1, -4)
-    with pytest.raises(ValueError, match="1 samples"):
-        growth([1.0])
+    """A part that fell does not count as grown; one sample says nothing."""
+    assert growth({"api": [70, 80, 81, 79], "rank": [9, 9, 5, 4]}) == {"api": 1, "rank": -4}
+    with pytest.raises(ValueError, match="1 samples of redis"):
+        growth({"redis": [1.0]})
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "part"),
+    [
+        ("furrow-rank-0", ["python", "-m", "worker", "rank"], "rank"),
+        ("valkey-server", ["valkey-server"], "redis"),
+        ("redis-server", ["redis-server"], "redis"),
+        ("python", ["python", "-m", "api", "--port", "1"], "api"),
+        ("python", ["python", "-m", "worker", "agent"], None),
+    ],
+)
+def test_processes_are_known_by_their_part(name: str, command: list[str], part: str | None) -> None:
+    """Ranks, the server and the API are what memory is asked of."""
+    assert part_of(name, command) == part
 
 
 def timed(ttft: float) -> Answer:
@@ -76,16 +91,17 @@ def timed(ttft: float) -> Answer:
 
 
 def test_an_overload_is_judged_by_waiting_refusals_and_memory() -> None:
-    """Too long a wait, a refusal without a time, another error, and memory that grows are each a missed figure."""
+    """Too long a wait, a refusal without a time, another error, and a part that grows are each a missed figure."""
     nominal = Phase(1.0, [timed(100), timed(200)])
     refusal = Answer("u", "m", error=REFUSED, retry_after_s=3.0)
-    good = figures(nominal, Phase(10.0, [timed(300), refusal]), 2.0)
+    grown = {"api": 1.0, "redis": 2.0, "rank": 0.0}
+    good = figures(nominal, Phase(10.0, [timed(300), refusal]), grown)
     assert all(figure.holds for figure in good)
     bad_refusal, cut = Answer("u", "m", error=REFUSED), Answer("u", "m", error="connection cut")
-    bad = figures(nominal, Phase(10.0, [timed(301), bad_refusal, cut]), 99.0)
+    bad = figures(nominal, Phase(10.0, [timed(301), bad_refusal, cut]), {**grown, "api": 99.0})
     assert [figure.name for figure in bad if not figure.holds] == [
         "p99 TTFT of the admitted under overload",
         "refusals without Retry-After",
         "requests that failed otherwise",
-        "growth of the farm's memory",
+        "api: growth of the peak",
     ]
