@@ -124,13 +124,15 @@ class Pool {
   void next_phase() { turn_.store(static_cast<uint64_t>(phase() + 1) << 32, std::memory_order_relaxed); }
 
   // A piece of the phase that nobody has taken, of the thread's own range first, or -1 where there is none, or the phase is over.
-  int64_t take(int thread, uint32_t phase, int64_t pieces) {
-    for (int i = 0; i < threads_; ++i) {
-      const int64_t range = (thread + i) % threads_, first = pieces * range / threads_;
+  // `passed`: ranges that had none left when this thread looked.
+  int64_t take(int thread, uint32_t phase, int64_t pieces, int& passed) {
+    for (; passed < threads_; ++passed) {
+      const int64_t range = (thread + passed) % threads_, first = pieces * range / threads_;
       const int64_t length = pieces * (range + 1) / threads_ - first;
+      if (length == 0) continue;
       std::atomic<uint64_t>& taken = taken_[range].count;
       uint64_t before = taken.load(std::memory_order_acquire);
-      while (length > 0) {
+      while (true) {
         // A count of another phase is of an earlier one, unless this phase is over: all ranges have been taken then.
         const bool counted = before >> 32 == phase;
         if (!counted && this->phase() != phase) return -1;
@@ -234,7 +236,8 @@ __attribute__((noinline)) inline void Hand::share(int64_t count, int64_t piece, 
   }
   if (gone_ || count == 0) return;
   const int64_t pieces = (count + piece - 1) / piece;
-  for (int64_t number; (number = pool_.take(thread, phase_, pieces)) >= 0; pool_.done(phase_, pieces))
+  int passed = 0;
+  for (int64_t number; (number = pool_.take(thread, phase_, pieces, passed)) >= 0; pool_.done(phase_, pieces))
     call(part, number * piece, std::min(count, (number + 1) * piece));
   gone_ = !pool_.over(phase_, thread == 0);
   ++phase_;
