@@ -15,7 +15,9 @@ from worker.families.family import Family, one_for_all
 from worker.families.fields import LARGEST, is_number, is_whole
 from worker.families.parts import CHUNKED, SLIDING
 from worker.families.recurrence import FULL
+from worker.families.registry import FAMILIES
 
+TIED = "tie_word_embeddings"
 LIMITS = {"num_hidden_layers": 4096, "num_attention_heads": 65536, "num_key_value_heads": 65536}
 
 ACTIVATIONS = {"hidden_act", "hidden_activation", "mlp_hidden_act"}
@@ -243,6 +245,20 @@ def field_value(config: dict[str, Any], family: Family, name: str) -> Any:
     other = config.get(family.aliases.get(name, ""))
     value = config.get(name, family.defaults.get(name)) if other is None else other
     return one_for_all(name, value, family)
+
+
+def set_field(config: dict[str, Any], name: str, value: Any) -> None:
+    """Give a field another value, under its own name alone: the other name would win."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is not None:
+        config.pop(family.aliases.get(name, ""), None)
+    config[name] = value
+
+
+def is_tied(config: dict[str, Any]) -> bool:
+    """True if the head of the text part is its embedding, by config.json or the default of the type."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    return bool(config.get(TIED) if family is None else field_value(config, family, TIED))
 
 
 def _check_experts(config: dict[str, Any], family: Family) -> None:

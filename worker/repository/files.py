@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from control.errors import ModelFilesAway, ModelFilesError
-from worker.repository.config_fields import read_object
+from worker.repository.config_fields import TIED, read_object, set_field
 from worker.repository.gguf.configuration import configuration
 from worker.repository.multimodal import FIELD, image_part, text_config
 from worker.repository.pooling import described, pooling_of
@@ -114,7 +114,7 @@ def _untie(files: ModelFiles) -> None:
     does where the two differ."""
     heads = any(text_name(stored) == HEAD for stored in files.tensors)
     if heads and pooling_of(files.config) is None:
-        files.config["tie_word_embeddings"] = False
+        set_field(files.config, TIED, False)
 
 
 def _with_image_part(config: dict[str, Any], folder: Path) -> dict[str, Any]:

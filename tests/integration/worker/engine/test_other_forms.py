@@ -49,6 +49,9 @@ FORMS = {
         {"layer_types": None, "activation_sparsity_pattern": None, "rope_parameters": None},
     ),
     "glm4_moe, no shared expert": Form("glm4_moe", {"n_shared_experts": 0}, native=False),
+    "lfm2, a head beside a tied embedding": Form(
+        "lfm2", {"tie_word_embeddings": False}, {"tie_word_embeddings": None, "tie_embedding": True}
+    ),
     "lfm3, kinds by number": Form(
         "lfm3", {"num_hidden_layers": 6, "layer_types": None, "conv_bias": False}, {"layer_types": None}
     ),

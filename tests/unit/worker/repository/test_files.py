@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from control.errors import ModelFilesAway, ModelFilesError
+from worker.repository.config_fields import is_tied
 from worker.repository.files import ModelFiles, inspect
 
 
@@ -41,6 +42,16 @@ def test_a_head_of_its_own_is_not_tied(folder: Path) -> None:
     assert inspect(folder).config["tie_word_embeddings"]
     save_file({"lm_head.weight": torch.zeros(8)}, folder / "model.safetensors")
     assert not inspect(folder).config["tie_word_embeddings"]
+
+
+def test_a_head_of_its_own_is_not_tied_by_the_other_name(folder: Path) -> None:
+    """transformers' class of lfm2 reads `tie_embedding` first; all that ask are told the same."""
+    (folder / "config.json").write_text('{"model_type": "lfm2", "tie_embedding": true}')
+    assert is_tied(inspect(folder).config)
+    save_file({"lm_head.weight": torch.zeros(8)}, folder / "model.safetensors")
+    files = inspect(folder)
+    assert files.config == {"model_type": "lfm2", "tie_word_embeddings": False}
+    assert not is_tied(files.config)
 
 
 def test_shards_are_unique_and_named_by_the_index(folder: Path) -> None:
