@@ -126,18 +126,23 @@ def _with_image_part(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     return text_config(config) | ({} if part is None else {FIELD: msgspec.to_builtins(part)})
 
 
+def shard_names(index: Path) -> list[str]:
+    """The files that an index names, each once. Raises ModelFilesError."""
+    named = read_object(index).get("weight_map")
+    if not isinstance(named, dict) or not named:
+        raise ModelFilesError(f"{index} has no weight_map.")
+    for tensor, name in cast(dict[str, Any], named).items():
+        if not isinstance(name, str):
+            raise ModelFilesError(
+                f"{index} has {str(name)[:60]} for tensor {tensor[:60]}; the name of a file is needed."
+            )
+    return sorted(set(cast(dict[str, str], named).values()))
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The unique shard files of the index, else the single file."""
     if (folder / INDEX).is_file():
-        named = read_object(folder / INDEX).get("weight_map")
-        if not isinstance(named, dict) or not named:
-            raise ModelFilesError(f"{folder / INDEX} has no weight_map.")
-        for tensor, name in cast(dict[str, Any], named).items():
-            if not isinstance(name, str):
-                raise ModelFilesError(
-                    f"{folder / INDEX} has {str(name)[:60]} for tensor {tensor[:60]}; the name of a file is needed."
-                )
-        files = [folder / name for name in sorted(set(named.values()))]
+        files = [folder / name for name in shard_names(folder / INDEX)]
         missing = [path.name for path in files if not path.is_file()]
         if missing:
             names = ", ".join(missing)
@@ -173,13 +178,14 @@ def chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
         raise _no_template(template)
     own = folder / "chat_template.jinja"
     if own.exists():
-        template = _text_of(own)
+        template = text_of(own)
     with_tools = folder / WITH_TOOLS
-    tool_use = _text_of(with_tools) if with_tools.exists() else named.get("tool_use")
+    tool_use = text_of(with_tools) if with_tools.exists() else named.get("tool_use")
     return template if tool_use is None else joined_templates(template, tool_use)
 
 
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Raises ModelFilesError for a file in other bytes than UTF-8's."""
     try:
         return path.read_text(encoding="utf-8")
     except ValueError as error:
