@@ -54,6 +54,25 @@ def test_a_head_of_its_own_is_not_tied_by_the_other_name(folder: Path) -> None:
     assert not is_tied(files.config)
 
 
+def test_a_head_that_is_the_embedding_once_more_stays_tied(folder: Path) -> None:
+    """To the last byte, in another file too; where config.json does not tie them they are two."""
+    embedding = torch.arange(2**19, dtype=torch.float32).reshape(-1, 8)
+    head = embedding.clone()
+    save_file({"model.embed_tokens.weight": embedding}, folder / "model.safetensors")
+    save_file({"lm_head.weight": head}, folder / "other.safetensors")
+    index = {"weight_map": {"a": "model.safetensors", "b": "other.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text('{"model_type": "lfm2", "tie_embedding": true}')
+    assert inspect(folder).config == {"model_type": "lfm2", "tie_embedding": True}
+    (folder / "config.json").write_text('{"model_type": "lfm2", "tie_embedding": false}')
+    assert not is_tied(inspect(folder).config)
+    (folder / "config.json").write_text('{"model_type": "lfm2"}')
+    assert is_tied(inspect(folder).config)
+    for changed in (head.half(), torch.cat([head[:-1], head[:1]])):
+        save_file({"lm_head.weight": changed}, folder / "other.safetensors")
+        assert not is_tied(inspect(folder).config)
+
+
 def test_shards_are_unique_and_named_by_the_index(folder: Path) -> None:
     """The index decides which files count, each once."""
     for name in ("one", "two", "stray"):
