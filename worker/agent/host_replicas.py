@@ -226,6 +226,17 @@ class ReplicaRecord(ReplicaState):
 
 
 _STATE = [field.name for field in fields(ReplicaState)]
+_ADDED = {"loaded_ms", "memory"}
+"""What records of earlier versions lack. Without another field a replica would forget where it was."""
+
+
+def read_record(stored: Any) -> ReplicaRecord:
+    """Raises msgspec.ValidationError for a record of another version that can't be read."""
+    record = msgspec.convert(stored, ReplicaRecord, str_keys=True)
+    missing = [name for name in _STATE if name not in stored and name not in _ADDED]
+    if missing:
+        raise msgspec.ValidationError(f"Object missing required field `{missing[0]}`")
+    return record
 
 
 def record_of(replica: ReplicaProcesses, seen: dict[int, int]) -> dict[str, Any]:
@@ -250,7 +261,7 @@ def adopt_replicas(
     for key, stored in supervisor.records.items():
         if key.startswith(PREFIX):
             try:
-                record = msgspec.convert(stored, ReplicaRecord, str_keys=True)
+                record = read_record(stored)
             except msgspec.ValidationError as error:
                 log.error("record of a replica is unreadable", key=key, error=str(error), action="adopt")
                 continue

@@ -32,7 +32,7 @@ from worker.models.native.scratch import scratch_bytes
 from worker.models.shard import Shard, may_be_native, open_checkpoint, resolve_dtype
 from worker.native.host import panel_outputs, thread_count, unavailable
 from worker.repository import multimodal, validation
-from worker.repository.config_fields import fields_of
+from worker.repository.config_fields import fields_of, is_tied
 from worker.repository.files import ModelFiles
 from worker.repository.multimodal import part_of
 from worker.repository.pooling import is_encoder, pooling_of
@@ -318,7 +318,7 @@ def _of_torch(shard: Shard, positions: int, tower: int) -> RankNeed:
 def _stored(files: ModelFiles) -> Mapping[str, StoredTensor]:
     """The tensors of the text part; without a head that is the embedding once more."""
     tensors = files.tensors if files.gguf is not None else text_tensors(files.tensors)
-    tied = bool(files.config.get("tie_word_embeddings"))
+    tied = is_tied(files.config)
     return {name: one for name, one in tensors.items() if not (tied and name == "lm_head.weight")}
 
 

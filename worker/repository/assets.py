@@ -10,7 +10,7 @@ import msgspec
 from control.errors import ModelFilesError
 from control.messages import ModelAssets, ModelSpec, PoolingAssets
 from control.text.tokenizer_check import judge
-from worker.repository.files import chat_template
+from worker.repository.files import chat_template, text_of
 from worker.repository.gguf.description import describe
 from worker.repository.multimodal import part_of
 from worker.repository.pooling import pooling_of
@@ -34,7 +34,7 @@ def read_assets(files: ModelFiles, max_context: int | None) -> ModelAssets:
     if files.folder is None or files.tokenizer is None:
         raise ModelFilesError(f"{files.where} has no tokenizer: an API could not serve the model")
     return ModelAssets(
-        tokenizer_json=files.tokenizer.read_text(encoding="utf-8"),
+        tokenizer_json=text_of(files.tokenizer),
         tokenizer_config=files.tokenizer_config,
         chat_template=chat_template(files.folder, files.tokenizer_config),
         generation_config=files.generation_config,
@@ -57,7 +57,10 @@ def check_tokenizer(files: ModelFiles) -> None:
     if size > MOST_TOKENIZER_BYTES:
         reason = f"it has {size} bytes; at most {MOST_TOKENIZER_BYTES} are read"
     else:
-        reason = judge(files.tokenizer.read_bytes()).decoding
+        try:
+            reason = judge(text_of(files.tokenizer)).decoding
+        except ModelFilesError as error:
+            reason = f"it can't be read: {error}"
     if reason:
         raise ModelFilesError(
             f"{files.tokenizer} can't be used to decode answers: {reason}. Put the published tokenizer there "

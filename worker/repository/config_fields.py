@@ -15,7 +15,9 @@ from worker.families.family import Family, one_for_all
 from worker.families.fields import LARGEST, is_number, is_whole
 from worker.families.parts import CHUNKED, SLIDING
 from worker.families.recurrence import FULL
+from worker.families.registry import FAMILIES
 
+TIED = "tie_word_embeddings"
 LIMITS = {"num_hidden_layers": 4096, "num_attention_heads": 65536, "num_key_value_heads": 65536}
 
 ACTIVATIONS = {"hidden_act", "hidden_activation", "mlp_hidden_act"}
@@ -67,7 +69,7 @@ MIXED = 2
 MOST_LEAST_SUM = 1e-6
 """Weights of a token's experts are divided by their sum, which is above it: a bound below has no effect."""
 BY_LAYER = {"no_rope_layers", "mlp_only_layers", "moe_layers"}
-"""Lists of whole numbers."""
+"""Lists of whole numbers. One below 0 is no layer's number, as in transformers."""
 MAY_BE_NULL = {
     *("head_dim", "rotary_dim", "sliding_window", "num_kv_shared_layers", "hidden_size_per_layer_input"),
     *("attn_logit_softcapping", "final_logit_softcapping", "q_lora_rank", "attention_value_scale", *BY_LAYER),
@@ -167,7 +169,9 @@ def _check_value(name: str, value: Any, family: Family) -> None:
         _check_positive(name, value)
     elif name in SWITCHES and not isinstance(value, bool | None):
         raise _wrong(name, value, "true or false")
-    elif name in BY_LAYER and not (isinstance(value, list) and all(is_whole(one, 0) for one in cast(list[Any], value))):
+    elif name in BY_LAYER and not (
+        isinstance(value, list) and all(is_whole(one, -LARGEST) for one in cast(list[Any], value))
+    ):
         raise _wrong(name, value, "a list of whole numbers")
 
 
@@ -245,6 +249,20 @@ def field_value(config: dict[str, Any], family: Family, name: str) -> Any:
     return one_for_all(name, value, family)
 
 
+def set_field(config: dict[str, Any], name: str, value: Any) -> None:
+    """Give a field another value, under its own name alone: the other name would win."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is not None:
+        config.pop(family.aliases.get(name, ""), None)
+    config[name] = value
+
+
+def is_tied(config: dict[str, Any]) -> bool:
+    """True if the head of the text part is its embedding, by config.json or the default of the type."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    return bool(config.get(TIED) if family is None else field_value(config, family, TIED))
+
+
 def _check_experts(config: dict[str, Any], family: Family) -> None:
     experts = family.experts
     if experts is None or not family.has_experts(config):
@@ -315,7 +333,8 @@ def _check_sparse_layers(config: dict[str, Any], family: Family) -> None:
         raise _wrong("router_jitter_noise", jitter, "a number")
     if "moe_norm_min" in family.fields:
         least = field_value(config, family, "moe_norm_min")
-        _check_positive("moe_norm_min", least)
+        if not is_number(least) or not least >= 0:
+            raise _wrong("moe_norm_min", least, "a number from 0 on")
         if least > MOST_LEAST_SUM:
             raise UnsupportedArchitecture(
                 f"config.json has moe_norm_min = {least}: sums of weights of experts are served as they are. A model "

@@ -5,24 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
 from control.errors import ModelFilesAway, ModelFilesError
-from worker.repository.config_fields import read_object
+from worker.repository.config_fields import TIED, is_tied, read_object, set_field
 from worker.repository.gguf.configuration import configuration
 from worker.repository.multimodal import FIELD, image_part, text_config
 from worker.repository.pooling import described, pooling_of
 from worker.weights.formats import StoredTensor
 from worker.weights.gguf import GgufModel, read_model
-from worker.weights.safetensors_header import read_headers, text_name
+from worker.weights.safetensors_header import read_headers, text_tensors
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,9 @@ class ModelFiles:
 
 
 def inspect(folder: Path, images: bool = True) -> ModelFiles:
-    """Read `folder`, or a GGUF file; no weight is read, only file headers. Without `images` the image part is left out.
-    Raises ModelFilesError that names the file at fault, ModelFilesAway where it is missing, or can't be read now."""
+    """Read `folder`, or a GGUF file; no weight is read, only file headers, but for a head beside an embedding that is
+    to be tied. Without `images` the image part is left out. Raises ModelFilesError that names the file at fault,
+    ModelFilesAway where it is missing, or can't be read now."""
     try:
         return _inspect_gguf(Path(folder)) if is_gguf(folder) else _inspect(Path(folder), images)
     except OSError as error:
@@ -111,10 +114,34 @@ def files_of(folder: Path, config: dict[str, Any]) -> ModelFiles:
 
 def _untie(files: ModelFiles) -> None:
     """Let a model keep the head that its files have beside the embedding, whatever config.json says, as transformers
-    does where the two differ."""
-    heads = any(text_name(stored) == HEAD for stored in files.tensors)
-    if heads and pooling_of(files.config) is None:
-        files.config["tie_word_embeddings"] = False
+    does where the two differ. A head that is the embedding once more would only take its memory twice."""
+    if pooling_of(files.config) is not None:
+        return
+    tensors = text_tensors(files.tensors)
+    if (head := tensors.get(HEAD)) is None:
+        return
+    embedding = tensors.get(EMBEDDING)
+    if embedding is not None and is_tied(files.config):
+        changed = [tensor.path.stat().st_mtime_ns for tensor in (head, embedding)]
+        if _are_equal(head, embedding, *changed):
+            return
+    set_field(files.config, TIED, False)
+
+
+@lru_cache(64)
+def _are_equal(one: StoredTensor, other: StoredTensor, *_changed: int) -> bool:
+    """True for the same bytes. Two that differ do so within the first ones; others are read once by a process,
+    while their files stay as they are. Raises OSError."""
+    if (one.type, one.shape) != (other.type, other.shape):
+        return False
+    with one.path.open("rb") as ours, other.path.open("rb") as theirs:
+        ours.seek(one.start)
+        theirs.seek(other.start)
+        for done in range(0, one.bytes, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, one.bytes - done)
+            if ours.read(size) != theirs.read(size):
+                return False
+    return True
 
 
 def _with_image_part(config: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -126,18 +153,23 @@ def _with_image_part(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     return text_config(config) | ({} if part is None else {FIELD: msgspec.to_builtins(part)})
 
 
+def shard_names(index: Path) -> list[str]:
+    """The files that an index names, each once. Raises ModelFilesError."""
+    named = read_object(index).get("weight_map")
+    if not isinstance(named, dict) or not named:
+        raise ModelFilesError(f"{index} has no weight_map.")
+    for tensor, name in cast(dict[str, Any], named).items():
+        if not isinstance(name, str):
+            raise ModelFilesError(
+                f"{index} has {str(name)[:60]} for tensor {tensor[:60]}; the name of a file is needed."
+            )
+    return sorted(set(cast(dict[str, str], named).values()))
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The unique shard files of the index, else the single file."""
     if (folder / INDEX).is_file():
-        named = read_object(folder / INDEX).get("weight_map")
-        if not isinstance(named, dict) or not named:
-            raise ModelFilesError(f"{folder / INDEX} has no weight_map.")
-        for tensor, name in cast(dict[str, Any], named).items():
-            if not isinstance(name, str):
-                raise ModelFilesError(
-                    f"{folder / INDEX} has {str(name)[:60]} for tensor {tensor[:60]}; the name of a file is needed."
-                )
-        files = [folder / name for name in sorted(set(named.values()))]
+        files = [folder / name for name in shard_names(folder / INDEX)]
         missing = [path.name for path in files if not path.is_file()]
         if missing:
             names = ", ".join(missing)
@@ -173,13 +205,14 @@ def chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
         raise _no_template(template)
     own = folder / "chat_template.jinja"
     if own.exists():
-        template = _text_of(own)
+        template = text_of(own)
     with_tools = folder / WITH_TOOLS
-    tool_use = _text_of(with_tools) if with_tools.exists() else named.get("tool_use")
+    tool_use = text_of(with_tools) if with_tools.exists() else named.get("tool_use")
     return template if tool_use is None else joined_templates(template, tool_use)
 
 
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Raises ModelFilesError for a file in other bytes than UTF-8's."""
     try:
         return path.read_text(encoding="utf-8")
     except ValueError as error:

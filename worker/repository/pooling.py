@@ -15,7 +15,7 @@ from worker.families.fields import LARGEST, is_whole
 from worker.families.parts import SLIDING
 from worker.families.recurrence import FULL
 from worker.families.registry import FAMILIES
-from worker.repository.config_fields import read_json, read_object
+from worker.repository.config_fields import TIED, read_json, read_object, set_field
 
 # --- Description -----------------------------------------------------------------------------------------------------
 
@@ -69,7 +69,9 @@ def pooling_of(config: dict[str, Any]) -> Pooling | None:
 
 def with_pooling(config: dict[str, Any], pooling: Pooling) -> dict[str, Any]:
     """The configuration with its pooling, as JSON can carry it. A decoder then needs no head."""
-    return {**config, FIELD: msgspec.to_builtins(pooling), "tie_word_embeddings": True}
+    pooled = {**config, FIELD: msgspec.to_builtins(pooling)}
+    set_field(pooled, TIED, True)
+    return pooled
 
 
 def without_places(config: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from control.errors import HubNeverReached, HubUnreachable, ModelFilesAway, Mode
 from control.process import child_environment, die_with_parent, name_process, python_command
 from control.settings import host_id
 from worker.repository.download_progress import Downloaded, Tell
-from worker.repository.files import INDEX, SINGLE, WITH_TOOLS, inspect
+from worker.repository.files import INDEX, SINGLE, WITH_TOOLS, inspect, shard_names
 from worker.repository.gguf.description import base_repository, check_described
 from worker.repository.gguf.selection import choose, is_model, names_in
 from worker.repository.gguf.tokenizer import refusal
@@ -304,10 +304,11 @@ def _download_gguf(hub: Hub, names: list[str]) -> Path:
 
 
 def shards_of(index: Path, repository: str) -> list[str]:
+    """Raises ModelFilesError that names the repository."""
     try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelFilesError(f"{INDEX} of repository {repository} can't be read: {error!r}") from error
+        return shard_names(index)
+    except ModelFilesError as error:
+        raise ModelFilesError(f"{INDEX} of repository {repository} can't be read: {error}") from error
 
 
 # --- A download in a process of its own ------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from control.errors import ModelFilesError
+from control.errors import FurrowError, ModelFilesError
 from worker.families.registry import FAMILIES
 from worker.kv.base import Attention, Variant
 from worker.models.served import are_in_model
@@ -93,6 +93,9 @@ AttentionInterface.register(NAME, attend)
 _NOT_OF_THE_TEXT = ("quantization_config", "compression_config", FIELD, "time_step_limit")
 """The last is served with transformers' default alone, whose infinity has several forms in files."""
 
+_NOT_OF_THE_FILE = (FurrowError, ImportError, MemoryError, torch.OutOfMemoryError)
+"""What the making of modules raises whatever the fields are."""
+
 _default_type = threading.Lock()
 """torch's default type is the whole process's: two threads that set and restore it would leave one's to the other."""
 
@@ -127,15 +130,17 @@ def meta_model(config: PreTrainedConfig, dtype: torch.dtype, device: torch.devic
     experts = {"experts_implementation": "eager"} if are_in_model(config) else {}
 
     def make() -> nn.Module:
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME, **experts)
+        try:
+            return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME, **experts)
+        except _NOT_OF_THE_FILE:
+            raise
+        except Exception as error:  # modules compute with fields that the configuration does not check
+            raise ModelFilesError(
+                f"transformers can't make a model of config.json: {type(error).__name__}: {error}. Correct or remove "
+                "the field."
+            ) from error
 
-    try:
-        return build_meta(make, dtype, device)
-    except Exception as error:  # modules compute with fields that the configuration does not check
-        raise ModelFilesError(
-            f"transformers can't make a model of config.json: {type(error).__name__}: {error}. Correct or remove the "
-            "field."
-        ) from error
+    return build_meta(make, dtype, device)
 
 
 def build_meta(make: Callable[[], nn.Module], dtype: torch.dtype, device: torch.device = CPU) -> nn.Module:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from control.errors import ModelFilesError
-from worker.repository.config_fields import read_object
-from worker.repository.files import joined_templates
+from worker.repository.config_fields import read_object, token_ids
+from worker.repository.files import chat_template, joined_templates, text_of
 from worker.repository.gguf.tokenizer import cached_tokenizer, refusal
 from worker.weights.gguf import GgufModel
 
@@ -73,15 +73,13 @@ def _tried(model: GgufModel, reason: str) -> str:
 
 def _beside(model: GgufModel, folder: Path) -> Description:
     config, generation = (read_object(folder / f"{name}_config.json") for name in ("tokenizer", "generation"))
-    own = folder / "chat_template.jinja"
-    template = own.read_text(encoding="utf-8") if own.is_file() else config.get("chat_template")
-    template = model.text("tokenizer.chat_template", None) or template
-    ends = generation.get("eos_token_id", model.whole("tokenizer.ggml.eos_token_id", None, least=0))
+    template = model.text("tokenizer.chat_template", None) or chat_template(folder, config)
+    own_end = {"eos_token_id": model.whole("tokenizer.ggml.eos_token_id", None, least=0)}
     return Description(
-        tokenizer_json=(folder / "tokenizer.json").read_text(encoding="utf-8"),
+        tokenizer_json=text_of(folder / "tokenizer.json"),
         tokenizer_config=config,
-        chat_template=_with_tools(model, template if isinstance(template, str) else None),
-        eos_ids=[] if ends is None else [int(one) for one in (ends if isinstance(ends, list) else [ends])],
+        chat_template=_with_tools(model, template),
+        eos_ids=token_ids(own_end | generation, "eos_token_id") or [],
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests import models
 from tests.integration.worker.engine.parity import assert_close, assert_identical, engine_of, mixed
@@ -28,6 +29,8 @@ class Form:
     """Fields of config.json as published files have them; null: left out."""
     native: bool = True
     """True if C++ computes it."""
+    doubled: bool = False
+    """True if the head is stored as the embedding once more."""
 
 
 FORMS = {
@@ -49,6 +52,10 @@ FORMS = {
         {"layer_types": None, "activation_sparsity_pattern": None, "rope_parameters": None},
     ),
     "glm4_moe, no shared expert": Form("glm4_moe", {"n_shared_experts": 0}, native=False),
+    "gemma, the embedding twice": Form("gemma", {}, {"tie_word_embeddings": True}, doubled=True),
+    "lfm2, a head beside a tied embedding": Form(
+        "lfm2", {"tie_word_embeddings": False}, {"tie_word_embeddings": None, "tie_embedding": True}
+    ),
     "lfm3, kinds by number": Form(
         "lfm3", {"num_hidden_layers": 6, "layer_types": None, "conv_bias": False}, {"layer_types": None}
     ),
@@ -89,6 +96,10 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         config = json.loads(file.read_text()) | form.written
         left_out = {key for key, value in form.written.items() if value is None}
         file.write_text(json.dumps({key: value for key, value in config.items() if key not in left_out}))
+        if form.doubled:
+            weights = load_file(folder / "model.safetensors")
+            weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         return folder
 
     return functools.cache(made)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from control.errors import ModelFilesError
+from control.errors import ModelFilesError, SettingsError
 from tests.models import FAMILY_SHAPES, SHAPE
 from worker.families.registry import FAMILIES
 from worker.models.torch import meta_model
@@ -28,6 +28,28 @@ def test_fields_with_which_modules_fail_are_refused() -> None:
     config = meta_model.configuration({"model_type": "llama", **SHAPE, "rope_parameters": rope})
     with pytest.raises(ModelFilesError, match=r"can't make a model of config.json: TypeError: .* Correct or remove"):
         meta_model.meta_model(config, torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("of CUDA"), MemoryError(), ImportError("no module"), SettingsError("no compiler")]
+)
+@pytest.mark.parametrize("place", ["modules", "buffers"])
+def test_what_no_field_causes_is_not_put_down_to_the_file(
+    error: Exception, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while modules are made nor while their buffers are computed on the device."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    if place == "modules":
+        monkeypatch.setattr(meta_model.AutoModelForCausalLM, "from_config", fail)
+    else:
+        monkeypatch.setattr(meta_model, "_compute_buffers", fail)
+    config = meta_model.configuration({"model_type": "llama", **SHAPE})
+    with pytest.raises(type(error)) as caught:
+        meta_model.meta_model(config, torch.float32, torch.device("cpu"))
+    assert caught.value is error
 
 
 def test_threads_that_build_at_the_same_time_keep_their_types(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,14 @@ def test_a_template_in_other_bytes_is_refused(tmp_path: Path) -> None:
         read_assets(read, None)
 
 
+def test_a_tokenizer_in_other_bytes_is_refused(tmp_path: Path) -> None:
+    read = files(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes(b'{"model": {"type": "\xff"}}')
+    for read_it in (lambda: read_assets(read, None), lambda: assets.check_tokenizer(read)):
+        with pytest.raises(ModelFilesError, match=r"tokenizer\.json.* is no text in UTF-8"):
+            read_it()
+
+
 def test_every_end_of_sequence_id_is_published(tmp_path: Path) -> None:
     """generation_config.json's list goes before the single one of config.json."""
     assert read_assets(files(tmp_path), None).eos_ids == [7]

@@ -11,6 +11,7 @@ from control.errors import ModelFilesError, UnsupportedArchitecture
 from tests.models import FAMILY_SHAPES, SHAPE
 from worker.families.gemma4 import heads_by_layer
 from worker.families.registry import FAMILIES, REFUSED, TEXT_PARTS
+from worker.models.native.config import native_config
 from worker.repository import validation
 from worker.repository.multimodal import text_config
 
@@ -91,6 +92,9 @@ def test_any_text_part_is_judged(kind: str) -> None:
         ),
         ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok = 3; a sparse mixer chooses 2"),
         ("ernie4_5_moe", {"moe_norm_min": 0.5}, r"moe_norm_min = 0\.5: sums of weights"),
+        ("ernie4_5_moe", {"moe_norm_min": -1}, "moe_norm_min = -1; a number from 0 on"),
+        ("ernie4_5_moe", {"moe_norm_min": float("nan")}, "moe_norm_min = nan; a number from 0 on"),
+        ("qwen3_moe", {"mlp_only_layers": [0.5]}, r"mlp_only_layers = \[0\.5\]; a list of whole numbers"),
         ("dots1", {"n_routed_experts": None}, "n_routed_experts = None; a positive whole number"),
         ("dots1", {"num_experts_per_tok": None}, "num_experts_per_tok = null; remove the field"),
         ("dots1", {"num_local_experts": 1}, "num_experts_per_tok = 2; at most n_routed_experts = 1"),
@@ -103,6 +107,16 @@ def test_a_fault_names_field_and_value(family: str, changes: dict[str, Any], mes
     with pytest.raises((ModelFilesError, UnsupportedArchitecture), match=message):
         validation.check(config_of(family) | changes, 1)
     validation.check(config_of(family), 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"), [("qwen3_moe", {"mlp_only_layers": [-1]}), ("ernie4_5_moe", {"moe_norm_min": 0})]
+)
+def test_values_without_an_effect_are_served(family: str, changes: dict[str, Any]) -> None:
+    """The number of no layer, and a sum's bound that is none."""
+    config = config_of(family) | changes
+    validation.check(config, 1)
+    native_config(config)
 
 
 def test_a_rotary_embedding_without_layers_is_not_judged() -> None:

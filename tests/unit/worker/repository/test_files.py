@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from control.errors import ModelFilesAway, ModelFilesError
+from worker.repository.config_fields import is_tied
 from worker.repository.files import ModelFiles, inspect
 
 
@@ -41,6 +42,35 @@ def test_a_head_of_its_own_is_not_tied(folder: Path) -> None:
     assert inspect(folder).config["tie_word_embeddings"]
     save_file({"lm_head.weight": torch.zeros(8)}, folder / "model.safetensors")
     assert not inspect(folder).config["tie_word_embeddings"]
+
+
+def test_a_head_of_its_own_is_not_tied_by_the_other_name(folder: Path) -> None:
+    """transformers' class of lfm2 reads `tie_embedding` first; all that ask are told the same."""
+    (folder / "config.json").write_text('{"model_type": "lfm2", "tie_embedding": true}')
+    assert is_tied(inspect(folder).config)
+    save_file({"lm_head.weight": torch.zeros(8)}, folder / "model.safetensors")
+    files = inspect(folder)
+    assert files.config == {"model_type": "lfm2", "tie_word_embeddings": False}
+    assert not is_tied(files.config)
+
+
+def test_a_head_that_is_the_embedding_once_more_stays_tied(folder: Path) -> None:
+    """To the last byte, in another file too; where config.json does not tie them they are two."""
+    embedding = torch.arange(2**19, dtype=torch.float32).reshape(-1, 8)
+    head = embedding.clone()
+    save_file({"model.embed_tokens.weight": embedding}, folder / "model.safetensors")
+    save_file({"lm_head.weight": head}, folder / "other.safetensors")
+    index = {"weight_map": {"a": "model.safetensors", "b": "other.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text('{"model_type": "lfm2", "tie_embedding": true}')
+    assert inspect(folder).config == {"model_type": "lfm2", "tie_embedding": True}
+    (folder / "config.json").write_text('{"model_type": "lfm2", "tie_embedding": false}')
+    assert not is_tied(inspect(folder).config)
+    (folder / "config.json").write_text('{"model_type": "lfm2"}')
+    assert is_tied(inspect(folder).config)
+    for changed in (head.half(), torch.cat([head[:-1], head[:1]])):
+        save_file({"lm_head.weight": changed}, folder / "other.safetensors")
+        assert not is_tied(inspect(folder).config)
 
 
 def test_shards_are_unique_and_named_by_the_index(folder: Path) -> None:

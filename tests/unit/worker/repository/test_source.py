@@ -133,6 +133,18 @@ def test_a_shard_missing_on_the_hub(hub: Path, tmp_path: Path) -> None:
         source.resolve("org/name", cache=tmp_path / "cache")
 
 
+@pytest.mark.parametrize(
+    "index",
+    ['{"weight_map": {"a": 1}}', '{"weight_map": {"a": null, "b": "x"}}', "null", '{"weight_map": {}}', "[" * 99_999],
+    ids=["a number", "null for a file", "no object", "empty", "deep"],
+)
+def test_an_index_that_names_no_files(index: str, hub: Path, tmp_path: Path) -> None:
+    """It is refused by repository, and no file is asked for."""
+    (hub / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelFilesError, match=r"index\.json of repository org/name can't be read: .*index\.json "):
+        source.resolve("org/name", cache=tmp_path / "cache")
+
+
 class Refused(OSError):
     """The error of huggingface_hub for a status."""
 
