@@ -1,4 +1,7 @@
-"""The replicas of one host: their processes, and their state in Redis, which is read in one round trip and reported."""
+"""The replicas of one host: their processes, and their state in Redis, which is read in one round trip and reported.
+
+A new agent of a host takes over the processes of the one before, by the records that it left with the supervisor.
+"""
 
 from __future__ import annotations
 

@@ -90,7 +90,8 @@ def _inspect(folder: Path, images: bool) -> ModelFiles:
     if not isinstance(config.get("model_type"), str):
         raise ModelFilesError(f"{folder / 'config.json'} has no model_type, so its architecture is unknown.")
     files = files_of(folder, described(folder, _with_image_part(config, folder) if images else text_config(config)))
-    _untie(files)  # a file that a broken download cut short, or a Git LFS pointer, is refused here
+    _ = files.tensors  # a file that a broken download cut short, or a Git LFS pointer, is refused here
+    _untie(files)
     return files
 
 

@@ -313,6 +313,9 @@ def shards_of(index: Path, repository: str) -> list[str]:
 
 # --- A download in a process of its own ------------------------------------------------------------------------------
 
+# A process can be killed wherever a download hangs; complete files are kept for the next one. It writes one JSON object
+# a line: its progress, and at last the folder or the error.
+
 
 ERRORS: dict[str, type[ModelFilesError]] = {
     kind.__name__: kind for kind in (ModelFilesError, ModelFilesAway, HubUnreachable, HubNeverReached)

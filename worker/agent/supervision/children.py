@@ -1,4 +1,5 @@
-"""The child processes of a host's supervisor: started, signalled, reaped; each exit kept until the agent knows it."""
+"""The child processes of a host's supervisor: started, forked, signalled, reaped; each exit kept until the agent knows
+it; and the order in which all of them end."""
 
 from __future__ import annotations
 
@@ -181,6 +182,11 @@ class HostShutdown:
 
 
 # --- Forks of a child ------------------------------------------------------------------------------------------------
+
+# Processes that a child forks for the supervisor, from the request to the child that is supervised like any other.
+#
+# The supervisor sends one end of a socket pair to the child. The new process writes its pid to it and waits there for
+# one line. It ends by itself where the line does not come, so that no process runs that the supervisor does not know.
 
 
 FORK = "fork"

@@ -1,21 +1,39 @@
 """Builds one rank's shard of a model that torch computes: on GPUs, in float64, encoders, and what C++ does not compute;
-and the parts of other models that torch has: towers of images, poolers."""
+and the parts of other models that torch has: towers of images, poolers.
+
+Of each tensor only the kept part is read, then packed and released.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from control.quantization import BLOCK_QUANTS
+from worker.families.family import Family
 from worker.kv.base import CacheLayout, WholeLayout
+from worker.models.native.modules import LAYERS_TABLE
 from worker.models.served import ServedModel
-from worker.models.shard import Shard
-from worker.models.torch.layers import Packing, fuse_norms, packing
+from worker.models.shard import RankWeights, Shard, are_experts, rounded
+from worker.models.torch import layers
+from worker.models.torch.layers import (
+    DenseLinear,
+    HalfEmbedding,
+    NativeLinear,
+    PackedEmbedding,
+    Packing,
+    fuse_norms,
+    packing,
+    stacked,
+    tensor_of,
+)
 from worker.models.torch.meta_model import CHUNKED, GROWTH, WINDOW
 from worker.models.torch.pooled import Pooler, label_head, load_encoder, load_pooler, show_hidden_states
 from worker.models.torch.recurrent import install
@@ -25,37 +43,18 @@ from worker.repository.multimodal import part_of
 from worker.repository.pooling import Pooling, is_encoder, is_in_one_row, pooling_of
 from worker.selftest.shapes import Shapes
 from worker.tensors import torch_type
-from worker.weights.checkpoint import Checkpoint
+from worker.weights.checkpoint import Checkpoint, StoredTensors
 from worker.weights.quantizer import Quantizer
 from worker.weights.safetensors_header import image_tensors
-
-if TYPE_CHECKING:
-    from worker.models.torch.vision import VisionTower  # it imports transformers
-from functools import cached_property
-from typing import cast
-
-from torch import Tensor, nn
-
-from worker.families.family import Family
-from worker.models.native.modules import LAYERS_TABLE
-from worker.models.shard import RankWeights, are_experts, rounded
-from worker.models.torch import layers
-from worker.models.torch.layers import (
-    DenseLinear,
-    HalfEmbedding,
-    NativeLinear,
-    PackedEmbedding,
-    stacked,
-    tensor_of,
-)
-from worker.weights.checkpoint import StoredTensors
 from worker.weights.sharding import ShardPlan
 from worker.weights.stored_matrix import StoredMatrix, Weights
 
+if TYPE_CHECKING:
+    from worker.models.torch.vision import VisionTower  # it imports transformers
+
 
 def load(shard: Shard, kinds: Iterable[str] | None, shapes: Shapes | None) -> ServedModel:
-    """The shard, ready to serve. `kinds`, `shapes`: as in
-    `packing`. Raises ModelFilesError or SettingsError."""
+    """The shard, ready to serve. `kinds`, `shapes`: as in `packing`. Raises ModelFilesError or SettingsError."""
     config = shard.files.config
     where = torch.device(shard.device)
     pooling = pooling_of(config)

@@ -296,7 +296,7 @@ _MAKERS: dict[str, Callable[[GgufVocabulary, dict[str, int]], tuple[Tokenizer, b
 
 # --- The cache -------------------------------------------------------------------------------------------------------
 
-# GgufTokenizer tokenizers, kept in the user's cache: that of 262,144 tokens takes three seconds to make.
+# Converted tokenizers, kept in the user's cache: that of 262,144 tokens takes three seconds to make.
 
 
 KIND = "tokenizers"
