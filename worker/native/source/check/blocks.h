@@ -54,10 +54,10 @@ std::string block_product(Pool& pool, Kind kind, int64_t width, int64_t rows) {
   return difference("a product of blocks", out, expected, 0.05 * std::sqrt(squares / expected.size()));
 }
 
-// With one row and with more than a tile holds.
+// With few rows, for each of which a tile has code of its own, and with more than a tile holds.
 inline std::string block_products(Pool& pool, int64_t inputs) {
   for (int kind = Q4_0_BLOCKS; kind < E4M3_GROUPS; ++kind)
-    for (const int64_t rows : {1, BLOCK_TILE + 2}) {
+    for (const int64_t rows : {1, 2, 3, 4, BLOCK_TILE + 2}) {
       const auto work = [&](auto format) { return block_product<decltype(format)>(pool, static_cast<Kind>(kind), inputs, rows); };
       const auto why = of_format(static_cast<Kind>(kind), work, std::string());
       if (!why.empty()) return why + " (kind " + std::to_string(kind) + ")";
