@@ -1,4 +1,4 @@
-"""What one agent of a host records of its replicas, as the next one reads it."""
+"""An agent's records of its replicas are read whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GGUF file without a tokenizer that can be read has the files of its folder: each fault is the folder's."""
+"""Faults of the files beside a GGUF file are told with the file."""
 
 from __future__ import annotations
 
