@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import queue
 
+import psutil
+
 from control.messages import Assignment, ModelSpec
 from control.replicas.health import Beat, beat, write_poison
 from control.replicas.lease import Lease
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
+from tests.waiting import until
 from worker.agent.failure_detector import FailureDetector
 from worker.agent.host_replicas import read_host
 from worker.agent.replica import Exit, ReplicaProcesses
@@ -16,6 +19,12 @@ from worker.agent.supervision.client import SupervisorClient
 from worker.agent.supervision.wire import AT_ONCE
 
 WORLD = 2
+
+
+def sleeps(pid: int) -> bool:
+    """True once a process has become the program `sleep` and waits."""
+    process = psutil.Process(pid)
+    return process.name() == "sleep" and process.status() == psutil.STATUS_SLEEPING
 
 
 class Watched:
@@ -33,6 +42,8 @@ class Watched:
         self.replica = ReplicaProcesses(assignment, "/nowhere", "host", redis.url, supervisor, exits)
         for rank in range(WORLD):
             self.replica.processes[rank] = supervisor.spawn(["sleep", "60"], dict(os.environ), {}, AT_ONCE)
+        # A process that still starts runs between two looks, and is spared.
+        until(lambda: all(sleeps(process.pid) for process in self.replica.processes.values()))
         self._told: set[int] = set()
         self._kill, self.replica.kill = self.replica.kill, self._record  # type: ignore[method-assign]
         self.detector = FailureDetector(redis.client, self.replica)
