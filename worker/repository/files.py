@@ -116,13 +116,12 @@ def files_of(folder: Path, config: dict[str, Any]) -> ModelFiles:
 def _untie(files: ModelFiles) -> None:
     """Let a model keep the head that its files have beside the embedding, whatever config.json says, as transformers
     does where the two differ. A head that is the embedding once more would only take its memory twice."""
-    if pooling_of(files.config) is not None:
+    if pooling_of(files.config) is not None or not is_tied(files.config):
         return
     tensors = text_tensors(files.tensors)
     if (head := tensors.get(HEAD)) is None:
         return
-    embedding = tensors.get(EMBEDDING)
-    if embedding is not None and is_tied(files.config):
+    if (embedding := tensors.get(EMBEDDING)) is not None:
         changed = [tensor.path.stat().st_mtime_ns for tensor in (head, embedding)]
         if _are_equal(head, embedding, *changed):
             return
