@@ -226,7 +226,7 @@ def same(one: LogEntry, other: LogEntry) -> bool:
     return (one.choice, one.token, one.finish) == (other.choice, other.token, other.finish)
 
 
-# --- What Redis has lost ---------------------------------------------------------------------------------------------
+# --- Requests that Redis has lost ------------------------------------------------------------------------------------
 
 
 def bring_back(feed: Feed, now_ms: int) -> Steps[Enqueued] | None:

@@ -24,10 +24,10 @@ from control.errors import RequestError
 
 # --- The table of tolerance ------------------------------------------------------------------------------------------
 
-# How a request's top-level fields are treated that its endpoint does not implement.
+# The treatment of a request's top-level fields that its endpoint does not implement.
 #
-# What alters the answer is honoured or refused by name; what does not is accepted. A name that neither a body nor this
-# table has is ignored with a warning. docs/api.md shows the same rows.
+# A field that alters the answer is honoured or refused by name; any other one is accepted. A name that
+# neither a body nor this table has is ignored with a warning. docs/api.md shows the same rows.
 
 
 @dataclass(frozen=True, slots=True)

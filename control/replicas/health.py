@@ -158,7 +158,7 @@ def end_reason(model: str, replica: str, rank: int, host: str, pid: int) -> Call
 
 # --- Epochs ----------------------------------------------------------------------------------------------------------
 
-# How each epoch came to be: the moments of its formation, for whoever asks where the time of a recovery went.
+# The moments of each epoch's formation show which stage of a recovery took the time.
 
 
 class Formation(msgspec.Struct, frozen=True):

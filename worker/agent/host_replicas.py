@@ -230,7 +230,7 @@ class ReplicaRecord(ReplicaState):
 
 _STATE = [field.name for field in fields(ReplicaState)]
 _ADDED = {"loaded_ms", "memory"}
-"""What records of earlier versions lack. Without another field a replica would forget where it was."""
+"""Fields that records of earlier versions lack. Without another field a replica would forget where it was."""
 
 
 def read_record(stored: Any) -> ReplicaRecord:

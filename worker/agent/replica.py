@@ -87,8 +87,8 @@ class Failure:
 
 @dataclass
 class ReplicaState:
-    """What an agent records of one replica, for the next agent of the host. Times are of the monotonic clock, which all
-    processes of a host share."""
+    """The state of one replica that an agent records for the next agent of the host. Times are of the
+    monotonic clock, which all processes of a host share."""
 
     assignment: Assignment
     folder: str

@@ -94,7 +94,7 @@ _NOT_OF_THE_TEXT = ("quantization_config", "compression_config", FIELD, "time_st
 """The last is served with transformers' default alone, whose infinity has several forms in files."""
 
 _NOT_OF_THE_FILE = (FurrowError, ImportError, MemoryError, torch.OutOfMemoryError)
-"""What the making of modules raises whatever the fields are."""
+"""Errors that the making of modules raises whatever the fields are."""
 
 _default_type = threading.Lock()
 """torch's default type is the whole process's: two threads that set and restore it would leave one's to the other."""
