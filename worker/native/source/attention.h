@@ -54,11 +54,11 @@ void score(const float* keys, const float* next, const float* queries, int64_t d
     for (int64_t at = 0; at < dim; at += LANES) {
       Floats asked[COUNT];
 #pragma GCC unroll 4
-      for (int i = 0; i < COUNT; ++i) asked[i] = kept(queries + i * dim + at);
+      for (int i = 0; i < COUNT; ++i) asked[i] = in_register(load(queries + i * dim + at));
 #pragma GCC unroll 4
       for (int key = 0; key < KEYS; ++key) {
         __builtin_prefetch(next + key * dim + at, 0, 1);
-        const Floats values = kept(keys + key * dim + at);
+        const Floats values = in_register(load(keys + key * dim + at));
 #pragma GCC unroll 4
         for (int i = 0; i < COUNT; ++i) sums[i][key] = fma(asked[i], values, sums[i][key]);
       }
@@ -99,7 +99,7 @@ void mix(const float* values, int64_t dim, int64_t positions, const float* const
   for (int64_t position = 0; position < positions; ++position, values += dim) {
 #pragma GCC unroll 8
     for (int i = 0; i < WIDTH; ++i) {
-      const Floats value = kept(values + i * LANES);
+      const Floats value = in_register(load(values + i * LANES));
 #pragma GCC unroll 2
       for (int head = 0; head < HEADS; ++head)
         sums[head][i] = fma(all(weights[head][position]), value, sums[head][i]);

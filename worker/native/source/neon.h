@@ -104,6 +104,9 @@ inline Ints dot4_signed(Ints weights, Ints activations, Ints sum) {
 constexpr int OFFSET = 0;
 inline Ints dot4(Ints activations, Ints weights, Ints sum) { return dot4_signed(weights, activations, sum); }
 
-inline Floats kept(const float* from) { return load(from); }  // instructions take no factor from memory here
+template <typename Vector>
+inline Vector in_register(Vector value) {  // instructions take no factor from memory here
+  return value;
+}
 
 }  // namespace furrow

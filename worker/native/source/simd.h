@@ -145,16 +145,16 @@ inline Ints dot4(Ints activations, Ints weights, Ints sum) {
 inline float half_to_float(uint16_t half) { return _cvtsh_ss(half); }
 inline uint16_t float_to_half(float value) { return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
 
-// Read once and kept in a register: left to itself, the compiler reads a vector anew for each product that it is in, and two
-// products take no longer than two readings.
-inline Floats kept(const float* from) {
-  Floats values = load(from);
+// The same value, which the compiler neither reads or computes anew where it is used nor takes apart: left to itself, it reads a vector
+// again for each product, and adds up products in an order that needs more registers than there are.
+template <typename Vector>
+inline Vector in_register(Vector value) {
 #if defined(__AVX512F__)
-  asm("" : "+v"(values));
+  asm("" : "+v"(value));
 #else
-  asm("" : "+x"(values));
+  asm("" : "+x"(value));
 #endif
-  return values;
+  return value;
 }
 
 }  // namespace furrow

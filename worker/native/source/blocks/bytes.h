@@ -42,9 +42,10 @@ inline Floats halved_powers(const uint8_t* from) {
 }
 
 inline Ints widened_pairs(Ints pairs, Ints sum) {
-  return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+  return in_register(_mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))));
 }
 inline Ints multiplied_pairs(Ints weights, Ints activations) { return _mm512_maddubs_epi16(weights, activations); }
+inline Ints plus_pairs(Ints a, Ints b) { return in_register(_mm512_add_epi16(a, b)); }
 inline Ints byte_magnitudes(Ints a) { return _mm512_abs_epi8(a); }
 inline Ints signed_by(Ints a, Ints sign) {
   return _mm512_mask_sub_epi8(a, _mm512_movepi8_mask(sign), _mm512_setzero_si512(), a);
@@ -84,9 +85,10 @@ inline Floats halved_powers(const uint8_t* from) {
 }
 
 inline Ints widened_pairs(Ints pairs, Ints sum) {
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  return in_register(_mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
 }
 inline Ints multiplied_pairs(Ints weights, Ints activations) { return _mm256_maddubs_epi16(weights, activations); }
+inline Ints plus_pairs(Ints a, Ints b) { return in_register(_mm256_add_epi16(a, b)); }
 inline Ints byte_magnitudes(Ints a) { return _mm256_abs_epi8(a); }
 inline Ints signed_by(Ints a, Ints sign) { return _mm256_sign_epi8(a, sign); }
 
@@ -127,29 +129,47 @@ inline Floats halved_powers(const uint8_t* from) {
   return bits<Floats>(joined(power(low(exponents), low(normal)), power(high(exponents), high(normal))));
 }
 
+inline Ints widened_pairs(Ints pairs, Ints sum) {
+  return joined(vpadalq_s16(low(sum), vreinterpretq_s16_s32(low(pairs))), vpadalq_s16(high(sum), vreinterpretq_s16_s32(high(pairs))));
+}
+inline int32x4_t multiplied_pairs(int8x16_t weights, int8x16_t activations) {
+  const int16x8_t front = vmull_s8(vget_low_s8(weights), vget_low_s8(activations)), back = vmull_high_s8(weights, activations);
+  return vreinterpretq_s32_s16(vpaddq_s16(front, back));
+}
+inline Ints multiplied_pairs(Ints weights, Ints activations) {
+  return joined(multiplied_pairs(low_bytes(weights), low_bytes(activations)), multiplied_pairs(high_bytes(weights), high_bytes(activations)));
+}
+inline Ints plus_pairs(Ints a, Ints b) {
+  const auto sum = [](int32x4_t one, int32x4_t other) {
+    return vreinterpretq_s32_s16(vaddq_s16(vreinterpretq_s16_s32(one), vreinterpretq_s16_s32(other)));
+  };
+  return joined(sum(low(a), low(b)), sum(high(a), high(b)));
+}
+
 #endif
 
 // sum + Σ over four neighbouring bytes of weights · activations, in each lane; activations lie within ± 127. Weights are
 // unsigned: any byte where the processor has VNNI or i8mm (BYTE_WEIGHTS), else below 64, so that a pair of products fits into 16 bits.
+// IN_PAIRS: it is `multiplied_pairs`, then `widened_pairs`.
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
-constexpr bool BYTE_WEIGHTS = true;
+constexpr bool BYTE_WEIGHTS = true, IN_PAIRS = false;
 inline Ints dot4_unsigned(Ints weights, Ints activations, Ints sum) { return _mm512_dpbusd_epi32(sum, weights, activations); }
 #elif defined(__AVXVNNI__) && !defined(__AVX512F__)
-constexpr bool BYTE_WEIGHTS = true;
+constexpr bool BYTE_WEIGHTS = true, IN_PAIRS = false;
 inline Ints dot4_unsigned(Ints weights, Ints activations, Ints sum) {
   return _mm256_dpbusd_avx_epi32(sum, weights, activations);
 }
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
-constexpr bool BYTE_WEIGHTS = true;
+constexpr bool BYTE_WEIGHTS = true, IN_PAIRS = false;
 inline Ints dot4_unsigned(Ints weights, Ints activations, Ints sum) {
   return joined(vusdotq_s32(low(sum), vreinterpretq_u8_s32(low(weights)), low_bytes(activations)),
                 vusdotq_s32(high(sum), vreinterpretq_u8_s32(high(weights)), high_bytes(activations)));
 }
-#elif defined(__aarch64__)
-constexpr bool BYTE_WEIGHTS = false;  // bytes below 64 are the same with a sign
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr bool BYTE_WEIGHTS = false, IN_PAIRS = false;  // bytes below 64 are the same with a sign
 inline Ints dot4_unsigned(Ints weights, Ints activations, Ints sum) { return dot4_signed(weights, activations, sum); }
 #else
-constexpr bool BYTE_WEIGHTS = false;
+constexpr bool BYTE_WEIGHTS = false, IN_PAIRS = true;
 inline Ints dot4_unsigned(Ints weights, Ints activations, Ints sum) {
   return widened_pairs(multiplied_pairs(weights, activations), sum);
 }

@@ -34,6 +34,7 @@ struct Format {
   static constexpr bool MINIMA = MINIMA_;
   static constexpr int SHIFT = SHIFT_;
   static constexpr Codes CODES = CODES_;
+  static constexpr int MOST = CODES == Codes::E2M1 ? 28 : CODES == Codes::ODD ? 31 : (1 << (LOW + HIGH)) - 1;  // the largest value
   static constexpr bool WIDE = LOW == 8 || CODES == Codes::CURVED;  // values take eight bits
 
   static constexpr int64_t SUBS = UNIT / SUB;
