@@ -133,10 +133,6 @@ def check(config: dict[str, Any], family: Family) -> None:
     """Raise ModelFilesError or UnsupportedArchitecture naming a field and its value."""
     for name in NEEDED:
         number(config, name)
-    if config.get("head_dim") is None:
-        width = config["hidden_size"] // config["num_attention_heads"]
-        if width > WIDEST_HEAD and family.latent is None:
-            raise _wrong("hidden_size", config["hidden_size"], f"a size by which a head has at most {WIDEST_HEAD}")
     present = {name: config[name] for name in config if config[name] is not None}
     for name in ACTIVATIONS & present.keys():
         if not isinstance(present[name], str):
@@ -164,6 +160,14 @@ def check(config: dict[str, Any], family: Family) -> None:
     _check_experts(config, family)
     _check_sparse_layers(config, family)
     _check_rope(config, family)
+
+
+def check_head_width(config: dict[str, Any], family: Family) -> None:
+    """Raise ModelFilesError for heads whose width follows from `hidden_size`, and is that of none."""
+    if config.get("head_dim") is None:
+        width = config["hidden_size"] // config["num_attention_heads"]
+        if width > WIDEST_HEAD and family.latent is None:
+            raise _wrong("hidden_size", config["hidden_size"], f"a size by which a head has at most {WIDEST_HEAD}")
 
 
 def fields_of(config: dict[str, Any], family: Family) -> dict[str, Any]:
