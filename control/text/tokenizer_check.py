@@ -82,6 +82,10 @@ MOST_GROWTH = 80
 MOST_DECODED_GROWTH = 16
 MOST_TOKEN_BYTES = 16_384
 """Of a token; published ones have some hundred at most."""
+MOST_ADDED_BYTES = 1 << 20
+"""Of all added tokens. They are made into one automaton, which takes seconds and gigabytes for long ones."""
+MOST_PIECES = 1 << 20
+"""Of a vocabulary; the largest published one has 901,629. In the seconds for more no other Python thread runs."""
 _MOST_PREFIX = 64
 """Characters that a part may add once."""
 _MOST_WORD = 1000
@@ -95,6 +99,11 @@ class _Model(msgspec.Struct):
     continuing_subword_prefix: str | None = None
     end_of_word_suffix: str | None = None
     max_input_chars_per_word: int = 100
+    vocab: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+
+
+class _AddedToken(msgspec.Struct):
+    content: str = ""
 
 
 class _Definition(msgspec.Struct):
@@ -104,6 +113,7 @@ class _Definition(msgspec.Struct):
     normalizer: Any = None
     pre_tokenizer: Any = None
     decoder: Any = None
+    added_tokens: list[_AddedToken] = msgspec.field(default_factory=list[_AddedToken])
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -135,6 +145,7 @@ def judge(tokenizer_json: str | bytes) -> Judgement:
     except _Unusual as error:
         encoding = str(error)
     try:
+        _check_sizes(definition)
         growth = _growth(definition.decoder, _DECODERS, "decoders")
         if growth > MOST_DECODED_GROWTH:
             raise _Unusual(f"its decoder makes up to {growth} characters of one")
@@ -173,6 +184,21 @@ def decoding_only(tokenizer_json: str) -> str:
         model["merges"] = msgspec.Raw(b"[]")
     nothing = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "truncation", "padding"))
     return msgspec.json.encode(definition | nothing | {"model": model}).decode()
+
+
+def _check_sizes(definition: _Definition) -> None:
+    """Raises _Unusual for a tokenizer that takes seconds to make."""
+    lengths = [len(token.content.encode()) for token in definition.added_tokens]
+    if (longest := max(lengths, default=0)) > MOST_TOKEN_BYTES:
+        raise _Unusual(f"it has an added token of {longest} bytes; at most {MOST_TOKEN_BYTES} are served")
+    if sum(lengths) > MOST_ADDED_BYTES:
+        raise _Unusual(f"its added tokens have {sum(lengths)} bytes; at most {MOST_ADDED_BYTES} are served")
+    vocabulary = bytes(definition.model.vocab)
+    if max(vocabulary.count(b":"), vocabulary.count(b"[")) > MOST_PIECES:
+        # A piece may hold such a mark, so the text alone does not say the number.
+        pieces = len(msgspec.json.decode(vocabulary))
+        if pieces > MOST_PIECES:
+            raise _Unusual(f"its vocabulary has {pieces} pieces; at most {MOST_PIECES} are served")
 
 
 def _check_model(model: _Model) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from worker.families.family import Experts, Family, Roles, TextPart
+from worker.families.fields import is_whole
 from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, gated_names, layers_described, sparse_layers
 from worker.families.parts import ATTENTION, CHUNKED, WITH_BIAS, gated
 from worker.families.recurrence import FULL
@@ -30,9 +31,8 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
             ("interleave_moe_layer_step", 1),
         )
     )
-    numbers = (layers, period, step)
     rotated = config.get("no_rope_layers")
-    if not all(isinstance(one, int) and 1 <= one <= _MOST_LAYERS for one in numbers):
+    if not (is_whole(layers, most=_MOST_LAYERS) and is_whole(period) and is_whole(step)):
         return config
     if rotated is not None and not isinstance(rotated, list):
         return config

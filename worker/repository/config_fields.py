@@ -18,7 +18,14 @@ from worker.families.recurrence import FULL
 from worker.families.registry import FAMILIES
 
 TIED = "tie_word_embeddings"
-LIMITS = {"num_hidden_layers": 4096, "num_attention_heads": 65536, "num_key_value_heads": 65536}
+WIDEST_HEAD = 65536
+LIMITS = {
+    "num_hidden_layers": 4096,
+    "num_attention_heads": 65536,
+    "num_key_value_heads": 65536,
+    **dict.fromkeys(("head_dim", "global_head_dim", "rotary_dim"), WIDEST_HEAD),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), WIDEST_HEAD),
+}
 
 ACTIVATIONS = {"hidden_act", "hidden_activation", "mlp_hidden_act"}
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings")
@@ -50,6 +57,16 @@ NUMBERS = {
     "attention_value_scale",
 }
 """Numbers above 0."""
+ROTARY_NUMBERS = (
+    *("factor", "alpha", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"),
+    *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
+)
+"""Numbers above 0 among the rotary parameters."""
+LEAST_ROTARY = 1e-18
+"""Of these numbers, so that no frequency overflows."""
+ROTARY_BORDERS = ("beta_fast", "beta_slow")
+ROTARY_FACTORS = ("attention_factor", "mscale", "mscale_all_dim", "llama_4_scaling_beta")
+"""Numbers from 0 on among the rotary parameters."""
 SWITCHES = {
     *("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "use_qk_norm", "qk_layernorm"),
     *(
@@ -143,6 +160,14 @@ def check(config: dict[str, Any], family: Family) -> None:
     _check_experts(config, family)
     _check_sparse_layers(config, family)
     _check_rope(config, family)
+
+
+def check_head_width(config: dict[str, Any], family: Family) -> None:
+    """Raise ModelFilesError for heads whose width follows from `hidden_size`, and is that of none."""
+    if config.get("head_dim") is None:
+        width = config["hidden_size"] // config["num_attention_heads"]
+        if width > WIDEST_HEAD and family.latent is None:
+            raise _wrong("hidden_size", config["hidden_size"], f"a size by which a head has at most {WIDEST_HEAD}")
 
 
 def fields_of(config: dict[str, Any], family: Family) -> dict[str, Any]:
@@ -408,12 +433,21 @@ def _check_rotary(name: str, rope: dict[str, Any], family: Family) -> None:
         raise UnsupportedArchitecture(
             f"Rotary embedding '{kind}' {reason}. Use a checkpoint with {', '.join(sorted(family.rope_types))}."
         )
-    for field in (
-        *("factor", "alpha", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"),
-        *("low_freq_factor", "high_freq_factor"),
-    ):
-        if (value := rope.get(field)) is not None:
+    for field in ROTARY_NUMBERS:
+        value = rope.get(field)
+        if field in ROTARY_BORDERS and value == 0:  # transformers takes its own number then
+            continue
+        if value is not None:
             _check_positive(f"{name}.{field}", value)
+            if value < LEAST_ROTARY:
+                raise _wrong(f"{name}.{field}", value, f"at least {LEAST_ROTARY}")
+    for field in ROTARY_FACTORS:
+        if (value := rope.get(field)) is not None and not (is_number(value) and 0 <= value <= LARGEST):
+            raise _wrong(f"{name}.{field}", value, "a number from 0 on")
+    if not isinstance(rope.get("truncate"), bool | None):
+        raise _wrong(f"{name}.truncate", rope["truncate"], "true or false")
+    if family.latent and kind not in (None, "default") and rope.get("mscale_all_dim") and rope.get("factor") is None:
+        raise _wrong(f"{name}.factor", None, "a number, as mscale_all_dim is there,")
     if kind == "yarn" and rope.get("rope_theta") == 1:
         raise _wrong(f"{name}.rope_theta", 1, "a number other than 1")
 

@@ -117,7 +117,7 @@ class _Sizes:
 
 def _check_share(module: str, linear: QuantizedLinear, ends: tuple[int, ...], tp: int) -> None:
     """Raise UnsupportedArchitecture unless `tp` ranks have whole groups of the layer's inputs."""
-    if tp == 1 or linear.group == linear.inputs:
+    if tp == 1 or linear.unit == 1:
         return
     if FEED_FORWARD.search(module) is None:
         if ATTENTION.search(module) is None:
@@ -125,13 +125,13 @@ def _check_share(module: str, linear: QuantizedLinear, ends: tuple[int, ...], tp
         ends = ()  # heads are shared evenly
     if not _shared(linear, ends, tp):
         raise UnsupportedArchitecture(
-            f"{linear.weight} has {linear.inputs} inputs in groups of {linear.group}, which {tp} ranks can't share by "
+            f"{linear.weight} has {linear.inputs} inputs in groups of {linear.unit}, which {tp} ranks can't share by "
             f"whole groups. Use one of --tp {validation.fitting_ranks(lambda one: _shared(linear, ends, one))}."
         )
 
 
 def _shared(linear: QuantizedLinear, ends: tuple[int, ...], tp: int) -> bool:
-    return linear.inputs >= tp and ends_at(linear.inputs, linear.group, ends, tp)
+    return linear.inputs >= tp and ends_at(linear.inputs, linear.unit, ends, tp)
 
 
 def _check_mxfp4(config: dict[str, Any], tensors: Mapping[str, StoredTensor], tp: int) -> None:

@@ -38,6 +38,7 @@ def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant
     _check_features(config, family)
     config_fields.check(config, family)
     _check_recurrence(config, tp)
+    config_fields.check_head_width(config, family)
     heads = number(config, "num_attention_heads")
     for shared in sorted(set(layer_kv_heads(config))):
         if heads % shared:

@@ -64,9 +64,9 @@ class QuantizedCheckpoint(Checkpoint):
         columns = (0, linear.inputs)
         rows, columns = (rows, (start, stop)) if dim == 1 else ((start, stop), columns)
         group = linear.group if linear.group < linear.inputs else columns[1] - columns[0]
-        if linear.group < linear.inputs and columns[0] % group:
+        if columns[0] % linear.unit:
             raise UnsupportedArchitecture(
-                f"{linear.weight}: inputs from {columns[0]} on cut a group of {group}. Use --tp 1."
+                f"{linear.weight}: inputs from {columns[0]} on cut a group of {linear.unit}. Use --tp 1."
             )
         if linear.kind != INT4:
             return self._eight_bits(linear, rows, columns, group)

@@ -75,11 +75,19 @@ class QuantizedLinear:
     group: int
     rows: int = 1
 
+    @property
+    def unit(self) -> int:
+        """Neighbouring inputs that stay on one rank: a group of several, or those of four bits in one number."""
+        if self.group < self.inputs:
+            return self.group
+        return 8 if self.kind == INT4 else 1
+
 
 def borders(linears: dict[str, QuantizedLinear]) -> tuple[int, ...]:
-    """The sizes of the groups of feed-forward layers, at whose multiples the ranks' shares end; the largest first."""
-    groups = {one.group for module, one in linears.items() if FEED_FORWARD.search(module) and one.group < one.inputs}
-    return tuple(sorted(groups, reverse=True))
+    """The inputs of feed-forward layers that stay together, at whose multiples the ranks' shares end; the largest
+    first."""
+    units = {one.unit for module, one in linears.items() if FEED_FORWARD.search(module) and one.unit > 1}
+    return tuple(sorted(units, reverse=True))
 
 
 class _Tensors:

@@ -109,10 +109,19 @@ def _rotary(config: dict[str, Any], partial: float | None, rope: dict[str, Any],
     parameters = _Parameters({"original_max_position_embeddings": most, **rope}, most)
     own = config.get("partial_rotary_factor")
     if kind == "proportional":
-        return _proportional(parameters, head_dim)
+        return _finite(rope, _proportional(parameters, head_dim))
     part = parameters.number("partial_rotary_factor", own if own is not None else partial or 1.0)
     require(partial is not None or part == 1, f"only {part} of its heads is rotated")
-    return _KINDS[kind](parameters, int(head_dim * part))
+    return _finite(rope, _KINDS[kind](parameters, int(head_dim * part)))
+
+
+def _finite(parameters: dict[str, Any], rotary: Rotary) -> Rotary:
+    if np.isfinite(rotary.inv_freq).all() and math.isfinite(rotary.attention_scaling):
+        return rotary
+    shown = {name: value for name, value in parameters.items() if value is not None}
+    raise ModelFilesError(
+        f"config.json has rotary parameters {shown!r:.200}, by which a frequency is no number. Download the file again."
+    )
 
 
 @dataclass(frozen=True)

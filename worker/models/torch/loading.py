@@ -44,6 +44,7 @@ from worker.repository.pooling import Pooling, is_encoder, is_in_one_row, poolin
 from worker.selftest.shapes import Shapes
 from worker.tensors import torch_type
 from worker.weights.checkpoint import Checkpoint, StoredTensors
+from worker.weights.dequantize import dequantize
 from worker.weights.quantizer import Quantizer
 from worker.weights.safetensors_header import image_tensors
 from worker.weights.sharding import ShardPlan
@@ -325,11 +326,15 @@ class WeightLoader:
         return tensor_of(rounded(weights, self.shard.storage))
 
     def _read(self, module: str, leaf: str, parameter: Tensor) -> Any:
-        """This rank's part of a parameter, as stored: a tensor, or a `StoredMatrix`."""
+        """This rank's part of a parameter. What is no linear layer here has plain numbers, also of a stored matrix."""
         if are_experts(module):
             stored = layers.read_experts(self._weights, module, leaf, self.model.get_submodule(module))
             return stored if leaf.endswith("bias") else self._rounded(stored)
-        return tensor_of(self._weights.read(module, leaf, tuple(parameter.shape)))
+        stored = self._weights.read(module, leaf, tuple(parameter.shape))
+        if isinstance(stored, StoredMatrix):
+            wide = np.float64 if self.dtype == torch.float64 else np.float32
+            stored = dequantize(stored) if stored.in_blocks else stored.dequantized(wide)
+        return tensor_of(stored)
 
     def _rounded(self, weights: Tensor) -> Tensor:
         if self.shard.storage is None:

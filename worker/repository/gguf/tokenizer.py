@@ -25,6 +25,8 @@ from control.text.tokenizer_check import (
     GPT2,
     GPT4O,
     LLAMA3,
+    MOST_PIECES,
+    MOST_TOKEN_BYTES,
     QWEN2,
     QWEN35,
     TEKKEN,
@@ -134,7 +136,18 @@ class GgufVocabulary:
     def __init__(self, model: GgufModel) -> None:
         self.model = model
         self.file = model.files[0]
-        self.texts = model.array("tokenizer.ggml.tokens").texts()
+        tokens = model.array("tokenizer.ggml.tokens")
+        if len(tokens) > MOST_PIECES:
+            raise ModelFilesError(
+                f"{self.file}: tokenizer.ggml.tokens has {len(tokens)} tokens; at most {MOST_PIECES} are served."
+            )
+        self.texts = tokens.texts()
+        longest = max(map(len, self.texts), default=0)
+        if longest > MOST_TOKEN_BYTES:  # each cut of a token is tried
+            raise ModelFilesError(
+                f"{self.file}: tokenizer.ggml.tokens has a token of {longest} characters; at most {MOST_TOKEN_BYTES} "
+                "are served."
+            )
         self.ids = {text: number for number, text in enumerate(self.texts)}
         if len(self.ids) < len(self.texts):
             twice = next(text for number, text in enumerate(self.texts) if self.ids[text] != number)

@@ -141,6 +141,17 @@ def test_two_ranks_share_whole_groups(kind: str, written: Written, ranks: RankGr
     assert_close(plain, short, ranks.ask("play", write(short))[0])
 
 
+@pytest.mark.timeout(60)
+def test_two_ranks_share_whole_numbers_of_eight_weights(tmp_path: Path, ranks: RankGroup) -> None:
+    """A feed-forward width of 88 with one scale for all of its inputs, of which a number in the file holds eight: two
+    ranks have 40 and 48, and logits within 1e-4."""
+    stored, plain = quantized.write(tmp_path, "gptq of whole outputs", intermediate_size=88)
+    ranks.form(2)
+    ranks.ask("load", stored, "float32")
+    jobs = [Job(1, prompt(21), 16, 3)]
+    assert_close(plain, jobs, ranks.ask("play", write(jobs))[0])
+
+
 RECURRENT = {
     "qwen3_5_text": ("fp8 by block", {}),
     "qwen3_next": ("gptq", {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}),
@@ -181,5 +192,16 @@ def test_layers_of_unlike_sizes(family: str, tmp_path: Path) -> None:
     stored, plain = quantized.write(tmp_path, "fp8 by block", family, **UNLIKE[family])
     engine = engine_of(stored, "auto")
     assert engine.model.is_native == (load_library() is not None)
+    jobs = [Job(1, prompt(21), 8, 3)]
+    assert_close(plain, jobs, play(engine, write(jobs)))
+
+
+@pytest.mark.timeout(60)
+def test_layers_whose_products_are_not_packed_in_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 3n's quantized layers between its streams are plain numbers there: logits within 1e-4."""
+    monkeypatch.setenv(SWITCH, "0")
+    stored, plain = quantized.write(tmp_path, "fp8 by block", "gemma3n_text")
+    engine = engine_of(stored, "auto")
+    assert not engine.model.is_native
     jobs = [Job(1, prompt(21), 8, 3)]
     assert_close(plain, jobs, play(engine, write(jobs)))

@@ -111,3 +111,26 @@ def test_the_longest_piece_of_a_vocabulary(vocab: object, byte_level: bool, long
     assert longest_piece(text, byte_level) == longest
     with pytest.raises(msgspec.MsgspecError):
         longest_piece('{"model": {"vocab": 3}}', byte_level)
+
+
+def added(*contents: str) -> dict[str, Any]:
+    return {"added_tokens": [{"id": 300 + place, "content": one} for place, one in enumerate(contents)]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (added("x" * 2**20), "an added token of 1048576 bytes; at most 16384"),
+        (added(*("x" * 16_000 + str(place) for place in range(70))), "its added tokens have 1120130 bytes"),
+        ({"model": {"type": "BPE", "vocab": {f"t{place}": place for place in range(2**20 + 1)}}}, "has 1048577 pieces"),
+        ({"model": {"type": "Unigram", "vocab": [["t", 0.0]] * (2**20 + 1)}}, "has 1048577 pieces"),
+    ],
+    ids=["long token", "many tokens", "words", "pieces"],
+)
+def test_one_that_takes_seconds_to_make_is_refused(changes: dict[str, Any], words: str) -> None:
+    """Long added tokens and large vocabularies. The control: ones that contain each other, and marks in pieces."""
+    definition = json.loads(byte_tokenizer().to_str())
+    assert words in judge(json.dumps(definition | changes)).decoding
+    assert judge(json.dumps(definition | added("<a", "<a>", "a>", "x" * 16_000))) == Judgement()
+    marks = {"type": "BPE", "vocab": {":" * 2**20: 0, "[" * 2**20: 1}, "merges": []}
+    assert judge(json.dumps(definition | {"model": marks})) == Judgement()

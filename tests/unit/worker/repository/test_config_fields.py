@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
@@ -12,6 +14,8 @@ from tests.models import FAMILY_SHAPES, SHAPE
 from worker.families.gemma4 import heads_by_layer
 from worker.families.registry import FAMILIES, REFUSED, TEXT_PARTS
 from worker.models.native.config import native_config
+from worker.models.native.module import NotNative
+from worker.models.native.modules import native_meta_model
 from worker.repository import validation
 from worker.repository.multimodal import text_config
 
@@ -23,6 +27,11 @@ HOSTILE: tuple[Any, ...] = (
 
 def config_of(family: str) -> dict[str, Any]:
     return {"model_type": family, **SHAPE, **FAMILY_SHAPES[family]}
+
+
+def rope_of(family: str, **changes: Any) -> dict[str, Any]:
+    """A change of the rotary parameters of `config_of`."""
+    return {"rope_parameters": config_of(family)["rope_parameters"] | changes}
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -73,6 +82,20 @@ def test_any_text_part_is_judged(kind: str) -> None:
         ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes'; true or false"),
         ("llama", {"rope_scaling": 8.0}, r"rope_scaling = 8\.0; an object"),
         ("llama", {"rope_scaling": {"rope_type": "spiral"}}, "Rotary embedding 'spiral' is not known"),
+        ("apertus", {"head_dim": 2**31 - 64}, "head_dim = 2147483584; .*at most 65536"),
+        ("minimax_m2", {"rotary_dim": 2**31 - 1}, "rotary_dim = 2147483647; .*at most 65536"),
+        ("mimo_v2_flash", {"v_head_dim": 2**31 - 64}, "v_head_dim = 2147483584; .*at most 65536"),
+        (
+            "llama",
+            {"head_dim": None, "hidden_size": 2**31 - 64},
+            "hidden_size = 2147483584; a size by which a head has",
+        ),
+        ("deepseek_v3", rope_of("deepseek_v3", factor=None), "rope_parameters.factor = None; a number, as mscale_all"),
+        ("deepseek_v3", rope_of("deepseek_v3", mscale="1"), "rope_parameters.mscale = '1'; a number from 0 on"),
+        ("gpt_oss", rope_of("gpt_oss", attention_factor=[]), r"attention_factor = \[\]; a number from 0 on"),
+        ("gpt_oss", rope_of("gpt_oss", beta_slow=-1), "rope_parameters.beta_slow = -1; a number above 0"),
+        ("gpt_oss", rope_of("gpt_oss", beta_fast=float("nan")), "rope_parameters.beta_fast = nan; a number above 0"),
+        ("gpt_oss", rope_of("gpt_oss", beta_fast=5e-324), "rope_parameters.beta_fast = 5e-324; at least 1e-18"),
         ("phi3", {"rope_scaling": {"type": "su"}}, "Rotary embedding 'longrope' depends"),
         ("phi", {"rope_parameters": {"partial_rotary_factor": 1.5}}, r"partial_rotary_factor = 1\.5"),
         ("gpt_oss", {"layer_types": ["full_attention"]}, "layer_types = .* num_hidden_layers = 3 kinds"),
@@ -117,6 +140,36 @@ def test_values_without_an_effect_are_served(family: str, changes: dict[str, Any
     config = config_of(family) | changes
     validation.check(config, 1)
     native_config(config)
+
+
+@pytest.mark.parametrize("name", ["interleave_moe_layer_step", "no_rope_layer_interval"])
+def test_a_period_of_more_layers_than_there_are(name: str) -> None:
+    """Llama 4's layers that follow from a number: none of them is the last one of a period."""
+    lists = {"no_rope_layers": None, "moe_layers": None, name: 2**31 - 1}
+    config = text_config(config_of("llama4_text") | lists)
+    validation.check(config, 1)
+    native_config(config)
+    assert config["moe_layers" if name.startswith("interleave") else "no_rope_layers"] in ([], [1, 1, 1, 1])
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss", "llama", "mistral4"])
+def test_any_rotary_parameter_is_judged(family: str) -> None:
+    """A value of any type of any rotary parameter is refused, or the embedding has finite frequencies."""
+    refused = 0
+    names = {*config_of(family)["rope_parameters"], "attention_factor", "mscale", "mscale_all_dim", "truncate"}
+    values = (*HOSTILE, 5e-324, 1e308, -(2**31))
+    for name, value in itertools.product(sorted(names), values):
+        config = config_of(family) | rope_of(family, **{name: value})
+        try:
+            validation.check(config, 1)
+            model = native_meta_model(native_config(config), config)
+        except NotNative:  # a type or an object of rope_parameters that transformers reads
+            continue
+        except (ModelFilesError, UnsupportedArchitecture):
+            refused += 1
+            continue
+        assert all(np.isfinite(rotary.inv_freq).all() for rotary in model.model.rotaries.values())
+    assert refused > len(names) * len(values) / 2
 
 
 def test_a_rotary_embedding_without_layers_is_not_judged() -> None:

@@ -16,8 +16,9 @@ from tests.quantized import FP8_TOKENS, GPTQ, KINDS, TOKENS, compressed
 from tests.unit.worker.repository.test_validation import LLAMA
 from worker.repository import quantized, validation
 from worker.weights.formats import SAFETENSORS_TYPES, StoredTensor
+from worker.weights.quantized_layers import borders, layers
 from worker.weights.safetensors_header import read_headers
-from worker.weights.schemes import scheme_of
+from worker.weights.schemes import Scheme, scheme_of
 
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -247,6 +248,26 @@ def test_experts_in_one_tensor_of_a_quantized_checkpoint(tmp_path: Path) -> None
         UnsupportedArchitecture, match=r"experts\.gate_up_proj: experts of a layer in one tensor are not"
     ):
         gate(tmp_path, FP8, FP8_DOWN | together)
+
+
+@pytest.mark.parametrize("module", ["a.down_proj", "a.o_proj"])
+def test_ranks_share_whole_numbers_of_eight_weights(module: str, tmp_path: Path) -> None:
+    """Weights of 4 bits with one scale for all inputs: a number of the file holds eight inputs. Of 88 a feed-forward
+    layer has 11 such for the ranks, heads are shared evenly. 8 bits have none."""
+    whole = {
+        f"{module}.qweight": ("I32", [11, 64]),
+        f"{module}.qzeros": ("I32", [1, 8]),
+        f"{module}.scales": ("F16", [1, 64]),
+    }
+    is_attention = module.endswith("o_proj")
+    gate(tmp_path, GPTQ | {"group_size": -1}, whole, 11)
+    for tp in (2, 12) if is_attention else (12,):
+        with pytest.raises(UnsupportedArchitecture, match=rf"88 inputs in groups of 8, which {tp} ranks.*--tp 1, "):
+            gate(tmp_path, GPTQ | {"group_size": -1}, whole, tp)
+    linears = layers(Scheme("gptq", frozenset({"int4"}), group=-1, zero_offset=1), written(tmp_path, whole))
+    assert borders(linears) == (() if is_attention else (8,))
+    eight = {f"{module}.weight": ("F8_E4M3", [64, 90]), f"{module}.weight_scale": ("F32", [64])}
+    gate(tmp_path, {"quant_method": "fp8"}, eight, 4)
 
 
 def test_a_damaged_header(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from control.errors import ModelFilesError
 from tests.gguf_models import Stored, vocabulary, write
 from worker.repository.gguf import tokenizer
 from worker.repository.gguf.description import describe
@@ -80,3 +81,20 @@ def test_small_vocabularies_and_closed_folders_keep_none(
     monkeypatch.setattr(tokenizer, "LEAST_TOKENS", 16_384)
     cached_tokenizer(read_model(path), read)
     assert read.count == 2 and not (tmp_path / "another").exists()
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["▁" * 16_385], "m.gguf: tokenizer.ggml.tokens has a token of 16385 characters; at most 16384"),
+        ([f"t{place}" for place in range(2**20)], r"tokenizer.ggml.tokens has \d+ tokens; at most 1048576"),
+    ],
+    ids=["long token", "many tokens"],
+)
+def test_a_vocabulary_that_takes_hours_to_convert_is_refused(texts: list[str], message: str, tmp_path: Path) -> None:
+    """Each cut of each token may be a merge."""
+    fields = vocabulary()
+    fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"], *texts]
+    path = write(tmp_path / "m.gguf", fields, {"a": VECTOR})
+    with pytest.raises(ModelFilesError, match=message):
+        read_tokenizer(read_model(path))
