@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import hashlib
 import os
 import platform
@@ -24,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -311,7 +310,7 @@ def _load(
             folder = cache_files.made_folder("compiled")
         except OSError:  # a home that can't be written to: compiled anew by each process
             folder = None
-        with _alone(folder), tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as scratch:
+        with _locked(folder), tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as scratch:
             compiled = _kept(stem, needed)
             if compiled is None:  # else another process compiled it meanwhile
                 fresh = Path(scratch) / name
@@ -368,7 +367,7 @@ def _check_kept(built: Path, shapes: tuple[int, ...], name: Path) -> None:
     if (reason := _read(verdict)) is None:
         with contextlib.suppress(OSError):
             name.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _alone(name.parent if os.access(name.parent, os.W_OK) else None):
+        with _locked(name.parent if os.access(name.parent, os.W_OK) else None):
             if (reason := _read(verdict)) is None:
                 reason = failure(built, shapes)
                 if not reason.startswith(_TOO_LONG):
@@ -406,16 +405,9 @@ def failure(built: Path, shapes: tuple[int, ...] = (), within_s: float = CHECK_W
     return (said or [f"its check ended with status {child.returncode}"])[-1] if child.returncode else ""
 
 
-@contextlib.contextmanager
-def _alone(folder: Path | None) -> Generator[None]:
-    """Lock under which one rank of a host compiles; the others, which start at the same time, take its result."""
-    if folder is None:
-        yield
-        return
-    with (folder / "lock").open("w") as file:
-        with contextlib.suppress(OSError):  # a file system without locks: each compiles its own
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _locked(folder: Path | None) -> contextlib.AbstractContextManager[None]:
+    """The lock under which one rank of a host compiles; none without a folder to write to."""
+    return contextlib.nullcontext() if folder is None else cache_files.locked(folder)
 
 
 def _processor() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
 import platform
@@ -85,7 +84,7 @@ def _choose(device: str, shapes: Shapes, names: tuple[str, ...], tell: Callable[
 
 
 def _tried(subject: Circumstances, task: Task, tell: Callable[[], None]) -> Record | None:
-    with _alone():  # the ranks of a host start together: one tries, the others read
+    with _locked():  # the ranks of a host start together: one tries, the others read
         record = records.read(subject)
         if record is not None:
             return record
@@ -104,11 +103,11 @@ def _tried(subject: Circumstances, task: Task, tell: Callable[[], None]) -> Reco
 
 
 @contextlib.contextmanager
-def _alone() -> Generator[None]:
+def _locked() -> Generator[None]:
+    """The lock of the verdicts; none where their folder can't be made or written to."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            lock = cache_files.made_folder(records.KIND) / cache_files.LOCK
-            fcntl.flock(stack.enter_context(lock.open("w")), fcntl.LOCK_EX)
+            stack.enter_context(cache_files.locked(cache_files.made_folder(records.KIND)))
         yield
 
 
