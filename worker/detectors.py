@@ -74,7 +74,7 @@ class Detector:
 
 
 def _s(*seconds: float) -> str:
-    return " + ".join(f"{one:g} s" for one in seconds)
+    return " + ".join(f"{duration:g} s" for duration in seconds)
 
 
 DETECTORS = (

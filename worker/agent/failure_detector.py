@@ -72,10 +72,10 @@ class FailureDetector:
         pids = [process.pid for process in self._replica.processes.values()]
         return {pid: self._seen[pid] for pid in pids if pid in self._seen}
 
-    def adopt(self, seen: dict[int, int]) -> None:
+    def adopt(self, epochs: dict[int, int]) -> None:
         """Continue from an earlier agent. Its silence may have hidden faults, so every rank gets time for a
         heartbeat."""
-        self._seen = dict(seen)
+        self._seen = dict(epochs)
         self._reachability.start_grace()
 
     def seen_in(self, pid: int) -> int:
@@ -131,14 +131,14 @@ class FailureDetector:
 
     def _may_be_alive(self, leader: Beat) -> bool:
         """False if the leader's last heartbeat is that of a process of this host which has ended since."""
-        here = 0 in self._replica.assignment.ranks
-        return not here or self._replica.pids().get(0) == leader.pid
+        is_here = 0 in self._replica.assignment.ranks
+        return not is_here or self._replica.pids().get(0) == leader.pid
 
     def _end_absent(self, epoch: int, beats: list[Beat | None]) -> None:
         """Kill ranks that hang and have no heartbeat in this epoch that could be missed."""
         pids = self._replica.pids()
-        for rank, how in self._absence.judge(pids, self._seen, epoch, beats):
-            self._end(rank, pids[rank], epoch, f"rank {rank} (pid {pids[rank]}) lives but {how}")
+        for rank, reason in self._absence.judge(pids, self._seen, epoch, beats):
+            self._end(rank, pids[rank], epoch, f"rank {rank} (pid {pids[rank]}) lives but {reason}")
 
     def _silent(self, rank: int, pid: int, epoch: int, ran: bool) -> None:
         """It beat in this epoch, the epoch still stands (so Redis lost nothing), and now it does not: it hangs, unless
@@ -148,8 +148,8 @@ class FailureDetector:
         if not self._reachability.steady or (now - since < STARVED_S and (ran or wants_to_run(pid))):
             return
         del self._silent_since[pid]
-        how = f"has not beaten for {RANK_SILENT_S:g} s"
-        self._end(rank, pid, epoch, f"rank {rank} (pid {pid}) lives but {how}")
+        reason = f"has not beaten for {RANK_SILENT_S:g} s"
+        self._end(rank, pid, epoch, f"rank {rank} (pid {pid}) lives but {reason}")
 
     def _end(self, rank: int, pid: int, epoch: int, message: str) -> None:
         """The epoch, if it still stands, is over, and so is the process."""
@@ -194,16 +194,16 @@ class Absence:
         self._since.clear()
 
     def judge(
-        self, pids: Mapping[int, int], seen: Mapping[int, int], epoch: int, beats: Sequence[Beat | None]
+        self, pids: Mapping[int, int], last_epochs: Mapping[int, int], epoch: int, beats: Sequence[Beat | None]
     ) -> list[tuple[int, str]]:
-        """The ranks that hang, each with how. `seen` holds the epoch in which each pid beat last, `beats` the last word
-        of each rank."""
+        """The ranks that hang, each with the reason. `last_epochs` has the epoch of the last heartbeat by pid, `beats`
+        the last heartbeat of each rank."""
         leader = beats[0]
         led = leader is not None and leader.epoch == epoch
         hanging: list[tuple[int, str]] = []
         for rank, pid in pids.items():
             # A leader that was heard before and is not; a rank that its leader waits for in an epoch it has not joined.
-            late = seen.get(pid, 0) > 0 and (leader is None if rank == 0 else led and seen[pid] != epoch)
+            late = last_epochs.get(pid, 0) > 0 and (leader is None if rank == 0 else led and last_epochs[pid] != epoch)
             if self._lasts("stopped", pid, self._stands(pid)) > STOPPED_S:
                 hanging.append((rank, f"has been stopped for {STOPPED_S:g} s"))
             elif self._lasts("late", pid, late) > LATE_S:
@@ -220,13 +220,13 @@ class Absence:
         before, self._run[pid] = self._run.get(pid, now), now
         return before == now
 
-    def _lasts(self, what: str, pid: int, holds: bool) -> float:
-        """Seconds for which `what` has held of the process at every look."""
+    def _lasts(self, condition: str, pid: int, holds: bool) -> float:
+        """Seconds for which `condition` has held of the process at every look."""
         now = time.monotonic()
         if not holds:
-            self._since.pop((what, pid), None)
+            self._since.pop((condition, pid), None)
             return 0.0
-        return now - self._since.setdefault((what, pid), now)
+        return now - self._since.setdefault((condition, pid), now)
 
 
 class EngineStall:

@@ -109,13 +109,13 @@ def _family(series: Series, ranks: list[tuple[Labels, Counters]]) -> Metric:
     for labels, counters in ranks:
         if labels.rank and not series.rank:
             continue
-        who = [labels.model, labels.replica, *([str(labels.rank)] if series.rank else [])]
+        values = [labels.model, labels.replica, *([str(labels.rank)] if series.rank else [])]
         cells = counters.read(series)
         if series.kind == "histogram":
-            family.add_metric(who, _buckets(series, cells), sum_value=cells[-1])
+            family.add_metric(values, _buckets(series, cells), sum_value=cells[-1])
         elif series.kind == "counter" or psutil.pid_exists(counters.pid):
             for value, cell in zip(series.values, cells, strict=True):
-                family.add_metric([*who, *([value] if series.label else [])], cell)
+                family.add_metric([*values, *([value] if series.label else [])], cell)
     return family
 
 
@@ -161,16 +161,16 @@ def of_hosts(living: Sequence[Host], drained: AbstractSet[str], facts: Mapping[s
         "furrow_host_redis_round_trip_seconds", "Fastest of a few round trips from the host to Redis.", "host"
     )
     free = _gauge("furrow_host_free_bytes", "Free space of a folder that the host writes.", "host", "folder")
-    for name, own in facts.items():
+    for name, host_facts in facts.items():
         if name in alive or name not in drained:
             up.add_metric([name], name in alive)
-        if own is None:
+        if host_facts is None:
             continue
-        version.add_metric([name, own.version], 1)
-        clock.add_metric([name], own.clock_ms / 1000)
-        trip.add_metric([name], own.round_trip_ms / 1000)
+        version.add_metric([name, host_facts.version], 1)
+        clock.add_metric([name], host_facts.clock_ms / 1000)
+        trip.add_metric([name], host_facts.round_trip_ms / 1000)
         for folder in ("models", "cache", "shared_memory"):
-            space = getattr(own, folder)
+            space = getattr(host_facts, folder)
             if space is not None:
                 free.add_metric([name, folder], space.free)
     return [states, up, version, clock, trip, free]
@@ -185,11 +185,11 @@ def of_ranks(overviews: Sequence[health.Overview]) -> list[Metric]:
     )
     progress = _gauge("furrow_rank_progress", "A number that changes as the rank gets on in its command.", *labels)
     slow = _gauge("furrow_rank_slow", "1 while the other ranks of its group wait for it.", *labels)
-    for one in overviews:
-        for replica in one.replicas:
+    for overview in overviews:
+        for replica in overview.replicas:
             for rank, beat in enumerate(replica.beats):
                 if beat is not None:
-                    values = [one.model, replica.replica, str(rank), beat.host]
+                    values = [overview.model, replica.replica, str(rank), beat.host]
                     age.add_metric(values, beat.oldest_pending_ms / 1000)
                     stalled.add_metric(values, beat.stalled_ms / 1000)
                     progress.add_metric(values, beat.progress)
@@ -235,15 +235,21 @@ class FarmCollector(Collector):
         client = self._client
         overviews = health.overviews(client)
         hosts = farm.living_hosts(client)
-        letters = run_every(client, [count_letters(one.model) for one in overviews])
+        letters = run_every(client, [count_letters(overview.model) for overview in overviews])
         facts = facts_of_all(client, farm.known_hosts(client))
         drained = farm.drained_hosts(client)
-        used = _gauge("furrow_redis_used_bytes", "Memory that Redis uses.", "server")
+        used_bytes = _gauge("furrow_redis_used_bytes", "Memory that Redis uses.", "server")
         most = _gauge("furrow_redis_max_bytes", "Its maxmemory; 0: none is set.", "server")
         for server in server_memory(client):
-            used.add_metric([server.address], server.used)
+            used_bytes.add_metric([server.address], server.used)
             most.add_metric([server.address], server.most)
-        return [*_of_models(overviews, letters), *of_hosts(hosts, drained, facts), *of_ranks(overviews), used, most]
+        return [
+            *_of_models(overviews, letters),
+            *of_hosts(hosts, drained, facts),
+            *of_ranks(overviews),
+            used_bytes,
+            most,
+        ]
 
 
 def _of_models(overviews: Sequence[health.Overview], letters: Sequence[int]) -> list[Metric]:
@@ -251,62 +257,68 @@ def _of_models(overviews: Sequence[health.Overview], letters: Sequence[int]) -> 
 
     def gauge(name: str, text: str, value: Callable[[health.Overview], float | None]) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])
-        for one in overviews:
-            if (number := value(one)) is not None:
-                family.add_metric([one.model], number)
+        for overview in overviews:
+            if (number := value(overview)) is not None:
+                family.add_metric([overview.model], number)
         return family
 
     def counter(name: str, text: str, value: Callable[[health.Overview], float]) -> Metric:
         family = CounterMetricFamily(name, text, labels=["model_name"])
-        for one in overviews:
-            family.add_metric([one.model], value(one))
+        for overview in overviews:
+            family.add_metric([overview.model], value(overview))
         return family
 
-    dead = dict(zip([one.model for one in overviews], letters, strict=True))
+    dead = dict(zip([overview.model for overview in overviews], letters, strict=True))
     poisons = CounterMetricFamily(
         "furrow_poisons", "Epochs that were poisoned, by kind.", labels=["model_name", "kind"]
     )
-    for one in overviews:
-        for kind, count in one.load.poisons.items():
-            poisons.add_metric([one.model, kind], count)
+    for overview in overviews:
+        for kind, count in overview.load.poisons.items():
+            poisons.add_metric([overview.model, kind], count)
     return [
-        gauge("vllm:num_requests_waiting", "Requests that no leader has.", lambda one: one.load.queued),
-        gauge("furrow_queued_tokens", "Prompt tokens of requests that wait.", lambda one: one.load.queued_tokens),
+        gauge("vllm:num_requests_waiting", "Requests that no leader has.", lambda overview: overview.load.queued),
+        gauge(
+            "furrow_queued_tokens", "Prompt tokens of requests that wait.", lambda overview: overview.load.queued_tokens
+        ),
         gauge(
             "furrow_expected_wait_seconds",
             "Time until a new request is claimed; absent where too little was seen to tell.",
-            lambda one: None if one.load.expected_wait_ms is None else one.load.expected_wait_ms / 1000,
+            lambda overview: None if overview.load.expected_wait_ms is None else overview.load.expected_wait_ms / 1000,
         ),
         gauge("furrow_replicas_wanted", "Replicas that the operator wants.", _wanted),
-        gauge("furrow_replicas_serving", "Replicas that serve.", lambda one: _in_state(one, "loaded")),
+        gauge("furrow_replicas_serving", "Replicas that serve.", lambda overview: _in_state(overview, "loaded")),
         gauge("furrow_replicas_failed", "Replicas that a host has given up.", _failed),
         gauge("furrow_replicas_unplaced", "Wanted replicas that no host has, or has room for.", _unplaced),
-        gauge("furrow_model_paused", "1 while leaders claim no request of the model.", lambda one: one.paused),
         gauge(
-            "furrow_dead_letters", "Requests that crashed their group when they ran alone.", lambda one: dead[one.model]
+            "furrow_model_paused", "1 while leaders claim no request of the model.", lambda overview: overview.paused
         ),
-        counter("furrow_requests_enqueued", "Requests that came.", lambda one: one.load.enqueued),
-        counter("furrow_requests_ended", "Requests that ended, in any way.", lambda one: one.load.ended),
-        counter("furrow_epochs", "Epochs that a leader has begun.", lambda one: one.load.epochs),
+        gauge(
+            "furrow_dead_letters",
+            "Requests that crashed their group when they ran alone.",
+            lambda overview: dead[overview.model],
+        ),
+        counter("furrow_requests_enqueued", "Requests that came.", lambda overview: overview.load.enqueued),
+        counter("furrow_requests_ended", "Requests that ended, in any way.", lambda overview: overview.load.ended),
+        counter("furrow_epochs", "Epochs that a leader has begun.", lambda overview: overview.load.epochs),
         poisons,
     ]
 
 
-def _in_state(one: health.Overview, state: health.ReplicaState) -> int:
-    return sum(replica.state == state for replica in one.replicas)
+def _in_state(overview: health.Overview, state: health.ReplicaState) -> int:
+    return sum(replica.state == state for replica in overview.replicas)
 
 
-def _wanted(one: health.Overview) -> int:
+def _wanted(overview: health.Overview) -> int:
     """0 for a model that is being unloaded."""
-    return 0 if one.state in ("draining", "unloading") else one.wanted
+    return 0 if overview.state in ("draining", "unloading") else overview.wanted
 
 
-def _failed(one: health.Overview) -> int:
-    return sum(replica.state == "failed" and replica.placed for replica in one.replicas)
+def _failed(overview: health.Overview) -> int:
+    return sum(replica.state == "failed" and replica.placed for replica in overview.replicas)
 
 
-def _unplaced(one: health.Overview) -> int:
-    return max(0, _wanted(one) - sum(replica.placed for replica in one.replicas))
+def _unplaced(overview: health.Overview) -> int:
+    return max(0, _wanted(overview) - sum(replica.placed for replica in overview.replicas))
 
 
 # --- The metrics of an agent -----------------------------------------------------------------------------------------
@@ -340,18 +352,18 @@ class Measured(Protocol):
 class HostMetrics:
     """Made before the agent says that it is ready, so that a port in use ends a first agent for good."""
 
-    def __init__(self, supervisor: Records, chosen: str | None) -> None:
-        """`chosen`: HOST:PORT or `off`; None: the default address, or a free port where that is in use.
+    def __init__(self, supervisor: Records, setting: str | None) -> None:
+        """`setting`: HOST:PORT or `off`; None: the default address, or a free port where that is in use.
 
         Raises SettingsError for a value that is no address, and for a port in use that was asked for; an agent that
         follows another one goes on without metrics then.
         """
         self._supervisor = supervisor
-        self._chosen = chosen
+        self._setting = setting
         self._registry = CollectorRegistry()
         self._agent: Measured | None = None
         self._server: MetricsServer | None = None
-        address = parse_address(chosen or DEFAULT_ADDRESS)
+        address = parse_address(setting or DEFAULT_ADDRESS)
         if address is not None:
             self._server = self._listen(*address)
 
@@ -377,7 +389,7 @@ class HostMetrics:
         try:
             return MetricsServer(host, port, self._registry, self._health)
         except OSError as error:
-            if self._chosen is None and error.errno == errno.EADDRINUSE:
+            if self._setting is None and error.errno == errno.EADDRINUSE:
                 return MetricsServer(host, 0, self._registry, self._health)
             text = f"--metrics: can't listen on {host}:{port}: {error.strerror}; choose another HOST:PORT, or `off`"
             if not self._supervisor.records:

@@ -71,7 +71,9 @@ class Reconciler:
     def worlds(self) -> dict[Place, int]:
         """The replicas to look at, with their numbers of ranks; a refused one has none."""
         running = {
-            place: one.assignment.spec.group_size for place, one in self._replicas.by_place.items() if not one.stopping
+            place: replica.assignment.spec.group_size
+            for place, replica in self._replicas.by_place.items()
+            if not replica.stopping
         }
         return dict.fromkeys(self._refused, 0) | running
 
@@ -145,18 +147,18 @@ class Reconciler:
             self._tell(assignment, "its memory is being assigned")
             since = self._unassigned_since.setdefault((spec.name, assignment.replica), time.monotonic())
             return time.monotonic() - since > ASSIGN_PATIENCE_S
-        used = sum(sum(one.assignment.memory) for one in self._replicas.by_place.values())
-        if used + size <= self._memory:
+        used_bytes = sum(sum(replica.assignment.memory) for replica in self._replicas.by_place.values())
+        if used_bytes + size <= self._memory:
             return True
-        left = in_words(max(0, self._memory - used))
-        self._tell(assignment, f"waits for {in_words(size)} of memory; {left} of this host's are left")
+        free = in_words(max(0, self._memory - used_bytes))
+        self._tell(assignment, f"waits for {in_words(size)} of memory; {free} of this host's are left")
         return False
 
     def _starts_alone(self, assignment: Assignment) -> bool:
         """True if a replica need not wait for its memory: nothing else is on this host, which plans with all that
         it has. Its ranks take a part of what is free, which is counted once they serve."""
         assert self._memory is not None
-        others = [one for one in self._assigned if one != (assignment.spec.name, assignment.replica)]
+        others = [other for other in self._assigned if other != (assignment.spec.name, assignment.replica)]
         return not others and len(assignment.ranks) == assignment.spec.tp and is_all(self._memory)
 
     def _tell_needs(self) -> None:

@@ -89,8 +89,8 @@ class Standby:
     @property
     def _prepared(self) -> set[StandbyModel]:
         """The models that the process has said it has prepared."""
-        said = self._process.said if self._process is not None else []
-        models = [line.removeprefix(f"{READY} ") for line in said if line != READY]
+        lines = self._process.said if self._process is not None else []
+        models = [line.removeprefix(f"{READY} ") for line in lines if line != READY]
         return {msgspec.json.decode(model, type=StandbyModel) for model in models}
 
     def adopt(self, process: ChildProcess) -> None:

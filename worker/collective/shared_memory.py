@@ -294,12 +294,12 @@ class SharedMemoryCollective:
             self._exchange.leave()
             self._exchange, self.waits = None, Waits()
 
-    def _carry(self, what: str, *arguments: Any) -> None:
+    def _carry(self, operation: str, *arguments: Any) -> None:
         self.count += 1
         if self._exchange is None:
             raise self._why_closed
         try:
-            getattr(self._exchange, what)(*arguments)
+            getattr(self._exchange, operation)(*arguments)
         except CollectiveFailed as error:  # the ranks' rounds differ from now on
             self._why_closed = error
             self.close()

@@ -389,7 +389,9 @@ def _attending(config: dict[str, Any], layers: int) -> set[int]:
     attending = config.get("full_attn_idxs")
     if attending is None:
         return set(range(layers))
-    if not isinstance(attending, list) or not all(is_whole(one, 0, layers - 1) for one in cast(list[Any], attending)):
+    if not isinstance(attending, list) or not all(
+        is_whole(layer, 0, layers - 1) for layer in cast(list[Any], attending)
+    ):
         raise wrong("full_attn_idxs", attending, f"a list of layers below num_hidden_layers = {layers}")
     return set(cast(list[int], attending))
 

@@ -255,7 +255,7 @@ class Serving(RequestLoop):
         are kept for one step only. True if there are any."""
         if self._images is None:
             return False
-        images = [one for one in plan.needed_images() if not self._images.has(one.image.digest)]
+        images = [needed for needed in plan.needed_images() if not self._images.has(needed.image.digest)]
         self._images.pixels = self._exchange.read_pixels(images)
         return bool(images)
 

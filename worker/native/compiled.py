@@ -178,15 +178,15 @@ def load(
     that the package brought has all parts."""
     needed = parts or 0
     with _lock:
-        here = _libraries.setdefault(source, [])
-        for had, loaded in here:
-            if (had & needed == needed) if loaded is not None else (had & needed == had):
+        libraries = _libraries.setdefault(source, [])
+        for library_parts, loaded in libraries:
+            if (library_parts & needed == needed) if loaded is not None else (library_parts & needed == library_parts):
                 return loaded
-        had = _ALL_PARTS
+        library_parts = _ALL_PARTS
         loaded = _brought(source, for_this_processor, shapes)
         if loaded is None:
-            had, loaded = _first(source, INSTRUCTIONS if for_this_processor else {"": ()}, parts, shapes)
-        here.append((had, loaded))
+            library_parts, loaded = _first(source, INSTRUCTIONS if for_this_processor else {"": ()}, parts, shapes)
+        libraries.append((library_parts, loaded))
         return loaded
 
 
@@ -258,9 +258,9 @@ def _first(
     parts."""
     for instructions, flags in variants.items():
         try:
-            had, loaded = _load(source, flags, parts, shapes)
+            library_parts, loaded = _load(source, flags, parts, shapes)
             _reasons[source] = "" if loaded is not None else NO_COMPILER
-            return had, loaded
+            return library_parts, loaded
         except CheckFailed as error:
             _reasons[source] = f"the compiled code does not work on this processor: {error}"
             _log_failure(instructions, str(error))
@@ -324,11 +324,11 @@ def _load(
                 compiled = needed, fresh.replace(folder / name)  # whole or not at all
                 if shapes:
                     _verdict(folder / name, shapes).write_text("")
-    had, built = compiled
+    library_parts, built = compiled
     if shapes:
         _check_kept(built, shapes, built)
     cache_files.mark_used(built)
-    return had, ctypes.CDLL(str(built))
+    return library_parts, ctypes.CDLL(str(built))
 
 
 def _stem(source: Path, more_flags: tuple[str, ...]) -> str:
@@ -345,8 +345,8 @@ def _stem(source: Path, more_flags: tuple[str, ...]) -> str:
 def _compile(source: Path, compiler: str, more_flags: tuple[str, ...], parts: int | None, built: Path) -> None:
     """Raises OSError or SubprocessError."""
     # Hidden: the loader would give a library the tables of another one in the process, which has other parts.
-    chosen = () if parts is None else ("-fvisibility=hidden", f"-DFURROW_KINDS={parts:#x}")
-    command = [compiler, *FLAGS, *more_flags, *chosen, "-o", str(built), str(source)]
+    part_flags = () if parts is None else ("-fvisibility=hidden", f"-DFURROW_KINDS={parts:#x}")
+    command = [compiler, *FLAGS, *more_flags, *part_flags, "-o", str(built), str(source)]
     subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_WITHIN_S)
 
 
@@ -401,8 +401,8 @@ def failure(built: Path, shapes: tuple[int, ...] = (), within_s: float = CHECK_W
         return f"{_TOO_LONG} within {within_s:g} s"
     if child.returncode < 0:
         return f"its check ended by {signal.Signals(-child.returncode).name}"
-    said = child.stderr.decode(errors="replace").strip().splitlines()
-    return (said or [f"its check ended with status {child.returncode}"])[-1] if child.returncode else ""
+    lines = child.stderr.decode(errors="replace").strip().splitlines()
+    return (lines or [f"its check ended with status {child.returncode}"])[-1] if child.returncode else ""
 
 
 def _locked(folder: Path | None) -> contextlib.AbstractContextManager[None]:

@@ -238,10 +238,10 @@ class RecentWaits:
         samples.append((now, forward_s, waited_s))
         while len(samples) > 1 and samples[1][0] <= now - RECENT_S:
             samples.popleft()
-        then, forward_then, waited_then = samples[0]
-        if now - then < RECENT_S:
+        sampled_at, forward_then, waited_then = samples[0]
+        if now - sampled_at < RECENT_S:
             return 0, 0
-        scale = 1000 * RECENT_S / (now - then)
+        scale = 1000 * RECENT_S / (now - sampled_at)
         forward_ms = int(scale * (forward_s - forward_then))
         return forward_ms, min(forward_ms, max(0, int(scale * (waited_s - waited_then))))
 
@@ -360,7 +360,7 @@ class Heartbeat:
         if stuck and self._over is None:
             self._poison_for_hang()
         gauges = self._progress.gauges
-        used, cached = self._progress.kv
+        used_tokens, cached = self._progress.kv
         served = self._progress.served
         read_bytes, weight_bytes = gauges.weights_read
         forward_ms, waited_ms = self._recent.add(time.monotonic(), *gauges.waits)
@@ -373,7 +373,7 @@ class Heartbeat:
             phase=self._progress.phase,
             pid=os.getpid(),
             host=os.environ.get("FURROW_HOST_ID", ""),
-            kv_used=used,
+            kv_used=used_tokens,
             kv_kept=cached,
             kv_limit=self._progress.kv_limit,
             running=served.running,
@@ -429,10 +429,10 @@ class Heartbeat:
         beats = health.heartbeats(self._client, self._model, self._replica, self._world_size)
         silent = [rank for rank, beat in enumerate(beats) if beat is None and rank != self._rank]
         culprit = silent[0] if silent else -1
-        who = f"rank {culprit} has no heartbeat" if silent else "every rank still beats"
+        heartbeats = f"rank {culprit} has no heartbeat" if silent else "every rank still beats"
         message = (
             f"the command after {self._progress.seq} has taken {self._progress.pending_ms} ms, and no rank has got on "
-            f"with it for {self._progress.stalled_s:.1f} s; {who}"
+            f"with it for {self._progress.stalled_s:.1f} s; {heartbeats}"
         )
         log.error("a step is overdue", culprit=culprit, pending_ms=self._progress.pending_ms, action="poison")
         run_all(self._client, [health.poison(self._model, self._replica, self._epoch, culprit, "deadline", message)])

@@ -105,8 +105,12 @@ class _Sizes:
         """Of experts if `module` is one's."""
         hidden = number(self._config, "hidden_size")
         fields = self._fields
-        own = fields.get("moe_intermediate_size", self._config.get("moe_intermediate_size"))
-        inner = own if own and ".experts." in module else self._family.feed_forward_width({**self._config, **fields})
+        expert_width = fields.get("moe_intermediate_size", self._config.get("moe_intermediate_size"))
+        inner = (
+            expert_width
+            if expert_width and ".experts." in module
+            else self._family.feed_forward_width({**self._config, **fields})
+        )
         if not isinstance(inner, int):
             return {}
         if validation.is_double_wide(self._config, fields, layer):
@@ -126,7 +130,7 @@ def _check_share(module: str, linear: QuantizedLinear, ends: tuple[int, ...], tp
     if not _shared(linear, ends, tp):
         raise UnsupportedArchitecture(
             f"{linear.weight} has {linear.inputs} inputs in groups of {linear.group}, which {tp} ranks can't share by "
-            f"whole groups. Use one of --tp {validation.fitting_ranks(lambda one: _shared(linear, ends, one))}."
+            f"whole groups. Use one of --tp {validation.fitting_ranks(lambda tp: _shared(linear, ends, tp))}."
         )
 
 

@@ -68,9 +68,9 @@ def resolve(
     model, or a repository in the cache or of the hub. `gguf` names the file of several. `cache` overrides
     `cache_folder`. `tell` is called with the progress of a download, which `fetch` does, in this process by default.
     Raises ModelFilesError naming the file and the repository."""
-    named = _named_path(source, gguf)
-    if named is not None:
-        return named
+    path = _named_path(source, gguf)
+    if path is not None:
+        return path
     place, reason = cache_folder(cache, os.environ)
     log.info("model cache", folder=str(place), reason=reason, action="find_model")
     try:
@@ -86,9 +86,9 @@ def resolve(
 
 def on_this_host(source: str, gguf: str | None = None) -> Path | None:
     """As `resolve`, without a download: None for a repository that is not complete in the cache."""
-    named = _named_path(source, gguf)
-    if named is not None:
-        return named
+    path = _named_path(source, gguf)
+    if path is not None:
+        return path
     if source in PACKAGED:
         return None
     try:
@@ -260,7 +260,7 @@ class Hub:
         return [name for name in files if name.lower().endswith(".gguf")]
 
 
-def failed(what: str, error: Exception) -> ModelFilesError:
+def failed(action: str, error: Exception) -> ModelFilesError:
     """An `error` of huggingface_hub; HubUnreachable unless another try would end alike: there is no such repository or
     revision, no access, or no valid name."""
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -268,7 +268,7 @@ def failed(what: str, error: Exception) -> ModelFilesError:
         status is not None and 400 <= status < 500 and status not in (408, 429)
     )
     kind = ModelFilesError if is_final else HubUnreachable
-    return kind(f"{what} ({type(error).__name__}): {error}")
+    return kind(f"{action} ({type(error).__name__}): {error}")
 
 
 def _download(hub: Hub, gguf: str | None) -> Path:
@@ -294,10 +294,10 @@ def _download_gguf(hub: Hub, names: list[str]) -> Path:
     base = base_repository(hub.repository)
     model = read_model(first)
     if refusal(model) is not None:
-        for one in [hub, *([replace(hub, repository=base, revision="main")] if base else [])]:
-            if one.fetch("tokenizer.json") is not None:
+        for repository in [hub, *([replace(hub, repository=base, revision="main")] if base else [])]:
+            if repository.fetch("tokenizer.json") is not None:
                 for name in OPTIONAL:
-                    one.fetch(name)
+                    repository.fetch(name)
                 break
     check_described(model)
     return first

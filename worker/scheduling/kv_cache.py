@@ -121,11 +121,11 @@ class KVAccount:
 
     def release(self, sid: int) -> None:
         self.drop_snapshots(sid)
-        held = self._held.pop(sid, 0)
-        self.used -= held
+        tokens = self._held.pop(sid, 0)
+        self.used -= tokens
         if sid in self._kept:
             self._kept.remove(sid)
-            self.releasable -= held
+            self.releasable -= tokens
 
 
 class Snapshots:

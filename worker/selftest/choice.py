@@ -90,11 +90,11 @@ def _tried(subject: Circumstances, task: Task, tell: Callable[[], None]) -> Reco
             return record
         log.info("kernels are tried", device=subject.device, action="choose_kernels")
 
-        def heard(result: Result) -> None:
+        def on_result(result: Result) -> None:
             tell()
 
         try:
-            record = Record(subject, runner.run(task, heard))
+            record = Record(subject, runner.run(task, on_result))
         except (runner.NotTried, OSError) as error:
             log.warning("kernels could not be tried", reason=str(error), action="choose_kernels")
             return None

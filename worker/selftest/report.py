@@ -38,9 +38,9 @@ def selftest(device: str, shapes: Iterable[Shapes], tell: Callable[[Result], Non
     limits = measured(where, dtype)
     results = list[Result]()
     subject: Circumstances | None = None
-    for one in shapes:
-        chosen = msgspec.structs.replace(one, dtype=dtype) if one.dtype == "auto" else one
-        subject = _tried(where, chosen, KERNELS[where.type], results, tell)
+    for shape in shapes:
+        resolved = msgspec.structs.replace(shape, dtype=dtype) if shape.dtype == "auto" else shape
+        subject = _tried(where, resolved, KERNELS[where.type], results, tell)
     subject = _tried(where, choice.collective_shapes(str(where)), COLLECTIVES[where.type], results, tell)
     return Report(subject.device, subject.versions, limits, results)
 

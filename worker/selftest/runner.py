@@ -89,9 +89,9 @@ def run(
 ) -> list[Result]:
     """The results of all trials of `task`, each also given to `tell` as it comes. Raises NotTried."""
     results: list[Result] = []
-    left = dict(task.trials)
-    while left:
-        for result in _Child(msgspec.structs.replace(task, trials=left), within_s).results(left):
+    pending = dict(task.trials)
+    while pending:
+        for result in _Child(msgspec.structs.replace(task, trials=pending), within_s).results(pending):
             results.append(result)
             tell(result)
     return results
@@ -104,15 +104,15 @@ class _Child:
         self._current: str | None = None
         self._rest = b""
 
-    def results(self, left: dict[str, str]) -> list[Result]:
-        """Takes what was tried out of `left`."""
+    def results(self, pending: dict[str, str]) -> list[Result]:
+        """Takes what was tried out of `pending`."""
         reader, writer = os.pipe()
-        with tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as output:
             child = subprocess.Popen(
                 python_command("worker.selftest"),
                 stdin=subprocess.PIPE,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 pass_fds=[writer],
                 env=child_environment(),
             )
@@ -121,19 +121,19 @@ class _Child:
                 assert child.stdin is not None
                 child.stdin.write(msgspec.json.encode(msgspec.structs.replace(self._task, pipe=writer)))
                 child.stdin.close()
-                return self._heard(child, reader, left, said.fileno())
+                return self._heard(child, reader, pending, output.fileno())
             finally:
                 child.kill()
                 child.wait()
                 os.close(reader)
 
-    def _heard(self, child: subprocess.Popen[bytes], reader: int, left: dict[str, str], said: int) -> list[Result]:
+    def _heard(self, child: subprocess.Popen[bytes], reader: int, pending: dict[str, str], output: int) -> list[Result]:
         results: list[Result] = []
         while (message := self._next(reader)) is not None:
             match message:
                 case Begun(kernel):
                     self._current = kernel
-                    del left[kernel]
+                    del pending[kernel]
                 case Tried(result):
                     results.append(result)
                 case Done():
@@ -144,10 +144,10 @@ class _Child:
                     detail = f"after {self._within_s:g} s"
                     return [*results, Result(self._current, "", self._task.shapes.dtype, "timed out", detail)]
         status = child.wait()
-        if self._current is None and left:
-            raise NotTried(f"the process for trials ended with status {status}: {_last_line(said)}")
+        if self._current is None and pending:
+            raise NotTried(f"the process for trials ended with status {status}: {_last_line(output)}")
         if self._current is not None and (not results or results[-1].works or results[-1].kernel != self._current):
-            ended = signal.Signals(-status).name if status < 0 else f"status {status}, {_last_line(said)}"
+            ended = signal.Signals(-status).name if status < 0 else f"status {status}, {_last_line(output)}"
             results.append(Result(self._current, "", self._task.shapes.dtype, "faulted", f"({ended})"))
         return results
 

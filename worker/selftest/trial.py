@@ -145,6 +145,6 @@ def measured(device: torch.device, dtype: str) -> Limits:
     target = torch.empty_like(source)
     copied = timed(lambda: target.copy_(source), device)
     width = 8192 if large else 1024
-    left = torch.zeros(width, width, dtype=DTYPES[dtype], device=device)
-    multiplied = timed(lambda: left @ left, device)
+    matrix = torch.zeros(width, width, dtype=DTYPES[dtype], device=device)
+    multiplied = timed(lambda: matrix @ matrix, device)
     return Limits(2 * source.nbytes / copied / 1e9, 2 * width**3 / multiplied / 1e12)

@@ -78,7 +78,11 @@ class QuantizedLinear:
 
 def borders(linears: dict[str, QuantizedLinear]) -> tuple[int, ...]:
     """The sizes of the groups of feed-forward layers, at whose multiples the ranks' shares end; the largest first."""
-    groups = {one.group for module, one in linears.items() if FEED_FORWARD.search(module) and one.group < one.inputs}
+    groups = {
+        linear.group
+        for module, linear in linears.items()
+        if FEED_FORWARD.search(module) and linear.group < linear.inputs
+    }
     return tuple(sorted(groups, reverse=True))
 
 

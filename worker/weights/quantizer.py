@@ -73,10 +73,14 @@ class Quantizer:
         ModelFilesError naming a tensor with NaN or infinity."""
         if isinstance(weights, StoredMatrix):
             return weights
-        chosen = format_for(self._format, weights.shape[1])
-        if chosen is None or chosen.name != self._format:
-            self._others["16 bits" if chosen is None else chosen.name].append(name)
-        return weights if chosen is None else StoredMatrix(chosen.name, self._quantized(name, weights, chosen))
+        block_format = format_for(self._format, weights.shape[1])
+        if block_format is None or block_format.name != self._format:
+            self._others["16 bits" if block_format is None else block_format.name].append(name)
+        return (
+            weights
+            if block_format is None
+            else StoredMatrix(block_format.name, self._quantized(name, weights, block_format))
+        )
 
     def _quantized(self, name: str, weights: NDArray[Any], format: BlockFormat) -> NDArray[np.uint8]:
         return quantize(weights, format, self._threads, f"Tensor {name}")

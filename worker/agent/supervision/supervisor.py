@@ -106,14 +106,14 @@ def signal_agent(agent: subprocess.Popen[bytes], number: int) -> None:
 
 
 class HostSupervisor:
-    """Runs `command` as the agent, and `own`, this build's agent, where that can't be run or has failed FAILURES times
-    in a row: a new build that does not start must not end the ranks. The first agent is `own` too, which starts
-    sooner. Use from the main thread: children die with the thread that forked them."""
+    """Runs `command` as the agent. Where that can't be run, or has failed FAILURES times in a row, it runs
+    `own_command`, the agent of this build: a new build that does not start must not end the ranks. The first agent is
+    `own_command` too, which starts sooner. Use from the main thread: children die with the thread that forked them."""
 
-    def __init__(self, command: list[str], limits: Limits | None = None, own: list[str] | None = None) -> None:
+    def __init__(self, command: list[str], limits: Limits | None = None, own_command: list[str] | None = None) -> None:
         self._command = command
-        self._own = own if own is not None else command
-        self._next = self._own
+        self._own_command = own_command if own_command is not None else command
+        self._next = self._own_command
         self._limits = limits or Limits()
         self._children = Children()
         self._forks = Forks(self._children, self._send)
@@ -255,7 +255,7 @@ class HostSupervisor:
         """Start the agent with one end of a new socket pair as its standard input."""
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "FURROW_PARENT": str(os.getpid())}
-        command = self._next if self._failures < FAILURES else self._own
+        command = self._next if self._failures < FAILURES else self._own_command
         self._next = self._command
         if self._failures >= FAILURES and command is not self._command:
             words = {"command": " ".join(self._command), "failures": self._failures, "instead": " ".join(command)}

@@ -62,18 +62,20 @@ def nccl(request: Request) -> Iterator[Case]:
 def cases(request: Request, groups: Sequence[Collective]) -> Iterator[Case]:
     """Sum, gather and broadcast of as much as a step of the model exchanges; every rank has the same result."""
     rows = [request.random(request.tokens, request.shapes.hidden) * (rank + 1) for rank in range(len(groups))]
-    exact = [one.double().cpu() for one in rows]
+    exact = [row.double().cpu() for row in rows]
     jobs: dict[str, tuple[Callable[[Collective, Tensor], Tensor], Tensor]] = {
-        "sum": (lambda group, own: group.all_reduce(own), sum(exact[1:], exact[0])),
-        "gather": (lambda group, own: group.all_gather(own), torch.cat(exact, -1)),
-        "broadcast": (lambda group, own: group.broadcast(own, len(groups) - 1), exact[-1]),
+        "sum": (lambda group, row: group.all_reduce(row), sum(exact[1:], exact[0])),
+        "gather": (lambda group, row: group.all_gather(row), torch.cat(exact, -1)),
+        "broadcast": (lambda group, row: group.broadcast(row, len(groups) - 1), exact[-1]),
     }
     for name, (job, expected) in jobs.items():
 
         def compute(job: Callable[[Collective, Tensor], Tensor] = job) -> Tensor:
-            own = [one.to(f"cuda:{rank}" if one.is_cuda else "cpu", copy=True) for rank, one in enumerate(rows)]
+            rows_by_rank = [
+                row.to(f"cuda:{rank}" if row.is_cuda else "cpu", copy=True) for rank, row in enumerate(rows)
+            ]
             with ThreadPoolExecutor(len(groups)) as pool:
-                return torch.stack([result.cpu() for result in pool.map(job, groups, own)])
+                return torch.stack([result.cpu() for result in pool.map(job, groups, rows_by_rank)])
 
         moved = rows[0].nbytes * len(groups)
         shape = f"{name} of {request.tokens} x {request.shapes.hidden}, {len(groups)} ranks"

@@ -379,7 +379,7 @@ def attend(
 ) -> Tensor:
     """See `PagedAttention`. float32, bfloat16 or float16; sums are float32. Waits for nothing on the device."""
     heads, tokens, dim = query.shape
-    query, key, value = (one if one.stride(2) == 1 else one.contiguous() for one in (query, key, value))
+    query, key, value = (tensor if tensor.stride(2) == 1 else tensor.contiguous() for tensor in (query, key, value))
     store(key, value, pages, batch)
     out = query.new_empty(tokens, heads, dim)
     if batch.singles.shape[0]:

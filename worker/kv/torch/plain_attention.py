@@ -110,10 +110,10 @@ def additive(visible: Tensor, like: Tensor) -> Tensor:
 
 
 def _visible(tokens: Tensor, keys: Tensor, window: int | None, chunked: bool) -> Tensor:
-    seen = keys <= tokens
+    visible = keys <= tokens
     if chunked and window is not None:
-        return seen & (keys >= tokens // window * window)
-    return seen if window is None else seen & (keys > tokens - window)
+        return visible & (keys >= tokens // window * window)
+    return visible if window is None else visible & (keys > tokens - window)
 
 
 # --- Pages -----------------------------------------------------------------------------------------------------------
@@ -181,8 +181,8 @@ class WholeAttention:
     def part(self, rows: slice) -> tuple[slice, WholeAttention]:
         """The tokens of neighbouring rows in the batch, and a step of these rows alone, for a thread of its own."""
         before = sum(extent.count for extent in self.extents[: rows.start])
-        chosen = self.extents[rows]
-        return slice(before, before + sum(extent.count for extent in chosen)), WholeAttention(self._layout, chosen)
+        extents = self.extents[rows]
+        return slice(before, before + sum(extent.count for extent in extents)), WholeAttention(self._layout, extents)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant, bias: Bias | None = None

@@ -43,7 +43,9 @@ class Scene:
 
     def exact(self, variant: Variant) -> tuple[Tensor, Tensor]:
         """The result and the memory after it, by plain torch in float64 on the host."""
-        query, key, value, memory = (one.double().cpu() for one in (self.query, self.key, self.value, self.memory))
+        query, key, value, memory = (
+            tensor.double().cpu() for tensor in (self.query, self.key, self.value, self.memory)
+        )
         batch = self.batch
         there = PagedBatch(
             batch.tables.cpu(), batch.owners.cpu(), batch.positions.cpu(), batch.singles.cpu(), batch.chunks
@@ -57,16 +59,16 @@ def _variants(request: Request, sinks: Tensor | None) -> Iterator[tuple[str, Var
     shapes = request.shapes
     for window in shapes.windows:
         # A window of the model may be longer than the context of a trial, which would not show it.
-        seen = min(window, request.tokens // 2) or None
-        own = sinks if seen or not shapes.sinks_in_windows else None
+        window_tokens = min(window, request.tokens // 2) or None
+        own_sinks = sinks if window_tokens or not shapes.sinks_in_windows else None
         name = "".join(
             (
-                f", window {seen}" if seen else "",
+                f", window {window_tokens}" if window_tokens else "",
                 ", cap" if shapes.softcap else "",
-                ", sinks" if own is not None else "",
+                ", sinks" if own_sinks is not None else "",
             )
         )
-        yield name, Variant(shapes.head_dim**-0.5, seen, shapes.softcap or None, own)
+        yield name, Variant(shapes.head_dim**-0.5, window_tokens, shapes.softcap or None, own_sinks)
 
 
 def store(request: Request) -> Iterator[Case]:

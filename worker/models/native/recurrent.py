@@ -85,8 +85,8 @@ class MambaLayer(Module):
 
 def _output_scales(shape: Mamba, heads: int, groups: int) -> NDArray[np.float32] | None:
     """By output of the first projection, of a rank with so many heads and groups; None where all are 1."""
-    scales = [shape.in_scale * one for one in shape.scales]
-    if all(one == 1 for one in scales):
+    scales = [shape.in_scale * scale for scale in shape.scales]
+    if all(scale == 1 for scale in scales):
         return None
     widths = heads * shape.head_dim, heads * shape.head_dim, groups * shape.state, groups * shape.state, heads
     return np.repeat(np.asarray(scales, np.float32), widths)

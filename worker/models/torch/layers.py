@@ -122,8 +122,8 @@ class HalfEmbedding(nn.Module):
 
     def __init__(self, embedding: nn.Embedding, rows: Tensor) -> None:
         super().__init__()
-        own = rows.dtype if rows.dtype in (torch.float16, torch.bfloat16) else torch.float16
-        self.weight = nn.Parameter(torch.empty(rows.shape, dtype=own).copy_(rows), requires_grad=False)
+        dtype = rows.dtype if rows.dtype in (torch.float16, torch.bfloat16) else torch.float16
+        self.weight = nn.Parameter(torch.empty(rows.shape, dtype=dtype).copy_(rows), requires_grad=False)
         self._scale: Tensor | None = getattr(embedding, "embed_scale", None)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -209,13 +209,13 @@ def _dense(dtype: torch.dtype, device: torch.device, parts: Sequence[Matrix], bi
     return DenseLinear(stacked(plain, dtype, device), None if bias is None else bias.to(device, dtype))
 
 
-def _not_in_cpp(what: str, remedy: str) -> SettingsError:
+def _not_in_cpp(subject: str, remedy: str) -> SettingsError:
     """The error for weights that only C++ computes; CompilerMissing where another start would end alike."""
     reason = reason_missing() or "this model is not served in float32 on a CPU with AVX2"
     missing = bool(reason_missing()) and compiler_missing()
     install = f"{INSTALL} Or: " if missing else ""
     return (CompilerMissing if missing else SettingsError)(
-        f"{what} computed in C++ only, but {reason}. {install}{remedy}"
+        f"{subject} computed in C++ only, but {reason}. {install}{remedy}"
     )
 
 
@@ -277,7 +277,9 @@ def linear_groups(model: nn.Module, head: nn.Module) -> Iterator[LinearGroup]:
             name: child for name, child in parent.named_children() if type(child) is nn.Linear and child is not head
         }
         # nn.Linear declares its bias as a parameter, and holds None.
-        yield from groups_of(path, {name: (one.in_features, one.bias is not None) for name, one in linears.items()})
+        yield from groups_of(
+            path, {name: (linear.in_features, linear.bias is not None) for name, linear in linears.items()}
+        )
 
 
 class FusedLinear(nn.Module):
@@ -362,9 +364,9 @@ class PackedExpertsOfAll(PackedExperts):
         return torch.cat([down(self._combine(first(inputs))) for first, down, inputs in pairs])
 
 
-def clamped_swiglu(both: Tensor, slope: float, limit: float) -> Tensor:
+def clamped_swiglu(gate_up: Tensor, slope: float, limit: float) -> Tensor:
     """The gate of gpt_oss (transformers, models/gpt_oss/modeling_gpt_oss.py)."""
-    gate, up = both.chunk(2, dim=-1)
+    gate, up = gate_up.chunk(2, dim=-1)
     gate = gate.clamp(max=limit)
     up = up.clamp(-limit, limit)
     return (up + 1) * gate * torch.sigmoid(slope * gate)
@@ -390,12 +392,12 @@ def packed_experts(
 
 def read_experts(weights: RankWeights, name: str, leaf: str, module: Any) -> Any:
     """The rank's part of what transformers' `module`, named `name`, of a layer's experts has as `leaf`."""
-    what = leaf.removesuffix("_bias")
+    role = leaf.removesuffix("_bias")
     sizes = sizes_of(module, weights.family)
     experts = range(getattr(module, leaf).shape[0])
-    if leaf != what:
-        return torch.stack([_in_turn(_biases(weights, name, what, sizes, expert)) for expert in experts])
-    matrices = ([tensor_of(part) for _, part in weights.expert(name, what, sizes, expert)] for expert in experts)
+    if leaf != role:
+        return torch.stack([_in_turn(_biases(weights, name, role, sizes, expert)) for expert in experts])
+    matrices = ([tensor_of(part) for _, part in weights.expert(name, role, sizes, expert)] for expert in experts)
     if have_biases(module):
         return torch.stack([_in_turn(parts).T for parts in matrices])
     stacked = torch.stack([torch.cat(parts) for parts in matrices])
@@ -421,8 +423,8 @@ def _combine(module: Any) -> Combine | None:
     if first_leaf(module) == UP:
         return activation
 
-    def gated(both: Tensor) -> Tensor:
-        gate, up = both.chunk(2, dim=-1)
+    def gated(gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
         return activation(gate) * up
 
     return gated

@@ -62,10 +62,10 @@ def load(shard: Shard, kinds: Iterable[str] | None, shapes: Shapes | None) -> Se
         return load_encoder(shard.files, pooling, shard.link.collective, torch_type(shard.stored), where, shard.tell)
     from worker.models.torch.meta_model import configuration, meta_model  # only here: encoders do without transformers
 
-    one = _Load(
+    loading = _Load(
         shard, torch_type(shard.dtype), where, packing(shard.quant, torch_type(shard.dtype), where, kinds, shapes)
     )
-    return one.served(one.filled(meta_model(configuration(config), one.dtype, where)))
+    return loading.served(loading.filled(meta_model(configuration(config), loading.dtype, where)))
 
 
 def prepare(config: dict[str, Any], dtype: np.dtype[Any]) -> None:

@@ -71,7 +71,7 @@ def attend(
     width = value.shape[-1]
     if width != key.shape[-1]:  # the cache has one width for both
         most = max(width, key.shape[-1])
-        query, key, value = (pad(one, (0, most - one.shape[-1])) for one in (query, key, value))
+        query, key, value = (pad(tensor, (0, most - tensor.shape[-1])) for tensor in (query, key, value))
     return cache_step.attend(layer, query[0], key[0], value[0], variant)[..., :width].unsqueeze(0), None
 
 

@@ -20,6 +20,7 @@ from torch.nn import functional
 from control.errors import ModelFilesError
 from worker.collective import Collective
 from worker.collective.base import Link
+from worker.families.encoders import ENCODERS, first_position, renamed
 from worker.families.parts import SLIDING
 from worker.kv.base import Variant, WholeLayout
 from worker.kv.torch.plain_attention import Bias, WholeAttention
@@ -27,7 +28,7 @@ from worker.models.served import Batch
 from worker.models.torch.layers import packing
 from worker.models.torch.served import TorchModel
 from worker.repository.files import ModelFiles
-from worker.repository.pooling import ENCODERS, Activation, Pool, Pooling, first_position, renamed
+from worker.repository.pooling import Activation, Pool, Pooling
 from worker.tensors import as_tensor, number_type
 from worker.weights.checkpoint import Checkpoint, checked
 from worker.weights.safetensors_header import read_headers, text_tensors

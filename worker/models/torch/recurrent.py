@@ -250,9 +250,9 @@ class MambaLayer(nn.Module):
         matrices = state.matrices(self.layer)
         keeping = (self.decay * steps).exp()
         for token in range(len(inputs)):
-            added = values[token] * steps[token, :, None]
+            increment = values[token] * steps[token, :, None]
             matrices.mul_(keeping[token, :, None, None])
-            matrices.add_(into[token, :, :, None] * added[:, None, :])
+            matrices.add_(into[token, :, :, None] * increment[:, None, :])
             read = torch.einsum("hsd,hs->hd", matrices, out_of[token])
             out[token] = (read + self.skip[:, None] * values[token]).flatten()
 

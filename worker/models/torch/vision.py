@@ -69,9 +69,9 @@ class SectionedRotary(nn.Module):
         if self.positions is None:
             return self.inner(x, position_ids)
         angles = self.positions[self._axes].T.float() * self.inner.inv_freq.float()
-        both = torch.cat((angles, angles), dim=-1).unsqueeze(0)
+        doubled = torch.cat((angles, angles), dim=-1).unsqueeze(0)
         scale = self.inner.attention_scaling
-        return (both.cos() * scale).to(x.dtype), (both.sin() * scale).to(x.dtype)
+        return (doubled.cos() * scale).to(x.dtype), (doubled.sin() * scale).to(x.dtype)
 
 
 # --- The tower ------------------------------------------------------------------------------------------------------

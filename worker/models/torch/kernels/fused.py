@@ -100,7 +100,7 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """gate and up (…, width), dense along width → `activation`(gate) · up, dense; SILU or GELU_TANH."""
     width = gate.shape[-1]
     rows_of_gate, rows_of_up = (
-        one.flatten(0, -2) if one.stride(-1) == 1 else one.reshape(-1, width) for one in (gate, up)
+        values.flatten(0, -2) if values.stride(-1) == 1 else values.reshape(-1, width) for values in (gate, up)
     )
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     if out.numel():

@@ -37,9 +37,9 @@ def gate(request: Request) -> Iterator[Case]:
     from worker.models.torch.kernels.fused import GELU_TANH, SILU, gated
 
     width = request.shapes.inner
-    both = request.random(1, request.tokens, 2 * width) * 8
-    first = both[..., :width]
-    second = both[..., width:]
+    gate_up = request.random(1, request.tokens, 2 * width) * 8
+    first = gate_up[..., :width]
+    second = gate_up[..., width:]
     exact = first.double().cpu()
     up = second.double().cpu()
     gelu = request.shapes.gelu
@@ -48,7 +48,7 @@ def gate(request: Request) -> Iterator[Case]:
     def compute() -> Tensor:
         return gated(first, second, GELU_TANH if gelu else SILU)
 
-    yield Case(f"{request.tokens} x {width}", both.dtype, compute, expected, bytes=both.nbytes * 3 // 2)
+    yield Case(f"{request.tokens} x {width}", gate_up.dtype, compute, expected, bytes=gate_up.nbytes * 3 // 2)
 
 
 def rotary(request: Request) -> Iterator[Case]:
@@ -59,7 +59,7 @@ def rotary(request: Request) -> Iterator[Case]:
     tokens = request.tokens
     half = shapes.head_dim // 2
     angles = torch.arange(tokens).double().unsqueeze(1) * 100.0 ** -torch.linspace(0, 1, half).double()
-    cos, sin = (request.sent(one.repeat(1, 2)) for one in (angles.cos(), angles.sin()))
+    cos, sin = (request.sent(table.repeat(1, 2)) for table in (angles.cos(), angles.sin()))
     joined = request.random(tokens, shapes.heads + shapes.kv_heads, shapes.head_dim)
     work = joined.clone()
 
@@ -68,7 +68,7 @@ def rotary(request: Request) -> Iterator[Case]:
         rotate(work[:, : shapes.heads].transpose(0, 1), work[:, shapes.heads :].transpose(0, 1), cos, sin)
         return work
 
-    exact, wide_cos, wide_sin = (one.double().cpu() for one in (joined, cos, sin))
+    exact, wide_cos, wide_sin = (tensor.double().cpu() for tensor in (joined, cos, sin))
     turned = torch.cat([-exact[..., half:], exact[..., :half]], -1)
     expected = exact * wide_cos.unsqueeze(1) + turned * wide_sin.unsqueeze(1)
     yield Case(f"{tokens} x {shapes.heads}+{shapes.kv_heads} x {shapes.head_dim}", joined.dtype, compute, expected,
