@@ -41,8 +41,6 @@ from worker.selftest.records import KIND, Record
 log = structlog.get_logger()
 
 
-# --- Connections between hosts ---------------------------------------------------------------------------------------
-
 # Connections between the hosts of a replica, tried as ranks make them: to a free port of the host's address.
 
 
@@ -112,8 +110,6 @@ def _error(endpoint: Endpoint) -> str:
     return ""
 
 
-# --- Files of models -------------------------------------------------------------------------------------------------
-
 # The fingerprints of the farm's models as this host has their files, computed once for each state of the files.
 
 
@@ -159,8 +155,6 @@ def _signature(place: Path) -> Signature:
     states = [(str(path), path.stat()) for path in paths]
     return tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in states)
 
-
-# --- Collection ------------------------------------------------------------------------------------------------------
 
 # The collection of a host's facts: disks, shared memory, compiler, kernels; no device is opened.
 
@@ -255,8 +249,6 @@ def kernels_off() -> list[str]:
             lines += [f"{name} on {record.subject.device}: {reason}" for name, reason in sorted(record.off().items())]
     return lines
 
-
-# --- Publisher -------------------------------------------------------------------------------------------------------
 
 # The thread that gathers the facts of this host and publishes them.
 

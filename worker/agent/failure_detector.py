@@ -22,9 +22,6 @@ from worker.rank.reachability import Reachability
 log = structlog.get_logger()
 
 
-# --- CPU scheduling --------------------------------------------------------------------------------------------------
-
-
 def context_switches(pid: int) -> int:
     """The number of times that the main thread of a process has given up a processor; 0 for one that has ended. A
     signal that stops or continues the thread counts too."""
@@ -33,9 +30,6 @@ def context_switches(pid: int) -> int:
     except psutil.Error:
         return 0
     return switches.voluntary + switches.involuntary
-
-
-# --- The detector ----------------------------------------------------------------------------------------------------
 
 
 def wants_to_run(pid: int) -> bool:

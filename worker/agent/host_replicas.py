@@ -31,9 +31,6 @@ from worker.repository.download_progress import Downloaded
 log = structlog.get_logger()
 
 
-# --- The state in Redis ----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class HostView:
     """The host's assignments, withdrawn ones included, a look at each replica that was asked for, and those of their
@@ -65,9 +62,6 @@ def read_host(
     )
 
 
-# --- Reports ---------------------------------------------------------------------------------------------------------
-
-
 class Reporter:
     """Writes the status of replicas. Every method raises RedisUnavailable."""
 
@@ -94,9 +88,6 @@ class Reporter:
         """Write again that the replica was given up, where Redis lost it: its requests would wait without an end."""
         if status is None or status.state != "failed":
             self.report(assignment.spec.name, assignment.replica, "failed", why, assignment)
-
-
-# --- The processes ---------------------------------------------------------------------------------------------------
 
 
 class HostReplicas:
@@ -213,9 +204,6 @@ class HostReplicas:
         memory_deaths.forget_load(self._client, self._host_id, *place)
         health.clear_status(self._client, *place)
         log.info("replica stopped", model=place[0], replica=place[1], action="replica_stop")
-
-
-# --- Adoption --------------------------------------------------------------------------------------------------------
 
 
 PREFIX = "replica "

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import errno
-import gzip
-import json
 import os
-import socket
-import socketserver
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import psutil
 import structlog
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -33,13 +26,12 @@ from control.redis.connection import run_every
 from control.redis.servers import server_memory
 from control.replicas import health
 from control.requests.upkeep.dead import count_letters
+from worker.agent.metrics_server import DEFAULT_ADDRESS, MetricsServer, parse_address
 from worker.rank.counters import FOLDER_KEY, FOLDER_VARIABLE, SUFFIX, Counters, Labels, read_counters
 from worker.rank.series import ALL, Series
 
 log = structlog.get_logger()
 
-
-# --- Counters of ranks -----------------------------------------------------------------------------------------------
 
 # The counters of this host's ranks as Prometheus metrics.
 
@@ -138,8 +130,6 @@ def _resident(pid: int) -> int | None:
         return None
 
 
-# --- Host series -----------------------------------------------------------------------------------------------------
-
 # Series of the farm's hosts and of the commands of its ranks.
 
 
@@ -196,8 +186,6 @@ def of_ranks(overviews: Sequence[health.Overview]) -> list[Metric]:
                     slow.add_metric(values, rank in replica.slow)
     return [age, stalled, progress, slow]
 
-
-# --- Farm series -----------------------------------------------------------------------------------------------------
 
 # Series of the whole farm, from Redis. Only the agent that holds the placement lock shows them, so that they exist
 # once.
@@ -321,8 +309,6 @@ def _unplaced(overview: health.Overview) -> int:
     return max(0, _wanted(overview) - sum(replica.placed for replica in overview.replicas))
 
 
-# --- The metrics of an agent -----------------------------------------------------------------------------------------
-
 # An agent's /metrics and /health, and the folder in which the ranks of its host count.
 
 
@@ -338,7 +324,7 @@ class Records(Protocol):
     def keep(self, key: str, value: Any) -> None: ...
 
 
-class Measured(Protocol):
+class MeasuredAgent(Protocol):
     """The agent, for threads of the server."""
 
     @property
@@ -361,13 +347,13 @@ class HostMetrics:
         self._supervisor = supervisor
         self._setting = setting
         self._registry = CollectorRegistry()
-        self._agent: Measured | None = None
+        self._agent: MeasuredAgent | None = None
         self._server: MetricsServer | None = None
         address = parse_address(setting or DEFAULT_ADDRESS)
         if address is not None:
             self._server = self._listen(*address)
 
-    def start(self, agent: Measured, client: SyncRedis) -> None:
+    def start(self, agent: MeasuredAgent, client: SyncRedis) -> None:
         """Serve the metrics of `agent`. `client`: one of their own."""
         self._agent = agent
         folder = Path(os.environ[FOLDER_VARIABLE])
@@ -399,105 +385,3 @@ class HostMetrics:
 
     def _health(self) -> dict[str, Any]:
         return {"ok": False} if self._agent is None else self._agent.health()
-
-
-# --- Server ----------------------------------------------------------------------------------------------------------
-
-# The agent's HTTP server for /metrics and /health, on threads of its own.
-
-
-DEFAULT_ADDRESS = "127.0.0.1:9464"
-OFF = "off"
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""For every client: prometheus_client 0.26 writes `vllm_` for `vllm:` as OpenMetrics, which Prometheus prefers."""
-READ_LIMIT_S = 5.0
-"""A client that does not send its request within this time is disconnected."""
-
-
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    request_queue_size = 128
-    """With socketserver's five, clients that connect at the same moment wait for a second or more."""
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that leaves early is no error of this process."""
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = READ_LIMIT_S
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Write no line for each scrape."""
-
-    def address_string(self) -> str:
-        return str(self.client_address[0])
-
-
-class MetricsServer:
-    """Serves until the process ends."""
-
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> None:
-        """`health`: the body of /health; without `ok` its status is 503. Raises OSError for a port in use."""
-        self._health = health
-        self._registry = registry
-        self._server = make_server(host, port, self._answer, server_class=_Server, handler_class=_Handler)
-        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
-        self._stopping = False
-
-    @property
-    def address(self) -> str:
-        host, port = self._server.server_address[:2]
-        return f"{host}:{port}"
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop at once: a connection wakes the thread. `serve_forever` would look for its end every half second."""
-        self._stopping = True
-        address: Any = self._server.server_address
-        with suppress(OSError):
-            socket.create_connection(address, READ_LIMIT_S).close()
-        self._thread.join()
-        self._server.server_close()
-
-    def _run(self) -> None:
-        while not self._stopping:
-            self._server.handle_request()
-
-    def _answer(self, environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        path = environment.get("PATH_INFO", "")
-        method = environment.get("REQUEST_METHOD", "")
-        if method not in ("GET", "HEAD"):
-            return _text(start, "405 Method Not Allowed", "Only GET is answered here.")
-        if path == "/metrics":
-            return self._metrics(environment, start)
-        if path == "/health":
-            body = self._health()
-            status = "200 OK" if body.get("ok") else "503 Service Unavailable"
-            start(status, [("content-type", "application/json")])
-            return [json.dumps(body).encode()]
-        return _text(start, "404 Not Found", "This agent serves /metrics and /health.")
-
-    def _metrics(self, environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        body = generate_latest(self._registry)
-        headers = [("content-type", CONTENT_TYPE)]
-        if "gzip" in environment.get("HTTP_ACCEPT_ENCODING", ""):
-            body, headers = gzip.compress(body, compresslevel=1), [*headers, ("content-encoding", "gzip")]
-        start("200 OK", [*headers, ("content-length", str(len(body)))])
-        return [body]
-
-
-def _text(start: Callable[..., Any], status: str, words: str) -> list[bytes]:
-    start(status, [("content-type", "text/plain; charset=utf-8")])
-    return [f"{words}\n".encode()]
-
-
-def parse_address(text: str) -> tuple[str, int] | None:
-    """`HOST:PORT`, or None for `off`. Raises SettingsError."""
-    if text == OFF:
-        return None
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
-        raise SettingsError(f"--metrics {text!r} is no address: use HOST:PORT such as {DEFAULT_ADDRESS}, or {OFF}")
-    return host.removeprefix("[").removesuffix("]"), int(port)

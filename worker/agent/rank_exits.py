@@ -27,8 +27,6 @@ from worker.rank.exit_codes import REFUSED, STOPPED, describe, poison_kind
 log = structlog.get_logger()
 
 
-# --- Kills for lack of memory ----------------------------------------------------------------------------------------
-
 # The kernel's count of processes that it killed for lack of memory, in this process's control group or else on this
 # machine.
 
@@ -117,9 +115,6 @@ def _files(groups: Path, own_group: Path) -> Iterator[Path]:
             if not controllers or "memory" in controllers.split(","):
                 # In a container the path may be the host's, of which only the root is visible.
                 yield from (root / path.lstrip("/") / name, root / name)
-
-
-# --- Exits -----------------------------------------------------------------------------------------------------------
 
 
 KILLS = "memory kills"

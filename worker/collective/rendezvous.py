@@ -37,8 +37,6 @@ from worker.selftest import switches
 log = structlog.get_logger()
 
 
-# --- A store on Redis ------------------------------------------------------------------------------------------------
-
 # The place where the ranks of an epoch meet: keys of Redis.
 
 
@@ -61,9 +59,6 @@ class RedisStore:
     def get(self, key: str) -> bytes:
         """The value of a key that was there a moment ago; empty where it is gone."""
         return str(self._client.get(self._keys.meeting(self._epoch, key)) or "").encode()
-
-
-# --- The rendezvous --------------------------------------------------------------------------------------------------
 
 
 POLL_S = 0.0005
@@ -256,8 +251,6 @@ def _wait(store: Store, key: str, abort: Abort) -> bytes:
         time.sleep(POLL_S)
     return store.get(key)
 
-
-# --- Agreement -------------------------------------------------------------------------------------------------------
 
 # Ranks tell each other, through the group's store, whether all are ready for what they can only do together.
 

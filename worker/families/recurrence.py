@@ -156,8 +156,6 @@ def checked_kinds(config: dict[str, Any], listed: Any, served: Mapping[str, str]
     return kinds
 
 
-# --- Mamba-2 ---------------------------------------------------------------------------------------------------------
-
 # The Mamba-2 layers of model types that mix them with attention, read from config.json.
 
 
@@ -320,8 +318,6 @@ def _mamba_kinds(config: dict[str, Any]) -> tuple[str, ...]:
         kinds = [names.get(kind, kind) if isinstance(kind, str) else kind for kind in cast(list[Any], kinds)]
     return checked_kinds(config, kinds, KINDS)
 
-
-# --- Short convolution -----------------------------------------------------------------------------------------------
 
 # The recurrent layers of lfm2, read from config.json: short convolutions between two gates, and nothing else.
 

@@ -251,9 +251,6 @@ def _routers(model: CausalModel) -> int:
     return sum(numbers.nbytes for part in routers for _, numbers in part.numbers() if isinstance(numbers, np.ndarray))
 
 
-# --- the memory of a step ---------------------------------------------------------------------------------------------
-
-
 def step_bytes(
     model: CausalModel, layout: CacheLayout, positions: int, context: int, threads: int, reduced: bool
 ) -> int:
@@ -269,9 +266,6 @@ def step_bytes(
     scratch = scratch_bytes(model, layout, tokens, rows, longest, threads, reduced, panel_outputs() // 2)
     twice = DOUBLED_BYTES // 2 // (2 * max(1, len(layout.places)))
     return scratch + 2 * embedded + logits + twice
-
-
-# --- models that torch computes ---------------------------------------------------------------------------------------
 
 
 def _tower_bytes(files: ModelFiles, dtype: np.dtype[Any]) -> int:

@@ -34,8 +34,6 @@ from control import cache as cache_files
 log = structlog.get_logger()
 
 
-# --- Brought libraries -----------------------------------------------------------------------------------------------
-
 # Libraries that a wheel brings, compiled by `python -m ops.wheels` for several kinds of processors.
 #
 # A checkout and an sdist have none: their sources are compiled on the host.
@@ -123,9 +121,6 @@ def processor_flags() -> frozenset[str]:
         return frozenset()
     listed = (line.partition(":")[2].split() for line in lines if line.startswith("flags"))
     return frozenset(next(listed, ()))
-
-
-# --- Compilation -----------------------------------------------------------------------------------------------------
 
 
 FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC")

@@ -186,8 +186,6 @@ def weight_files(folder: Path) -> list[Path]:
     raise ModelFilesAway(f"{folder} has no weights: neither {SINGLE} nor {INDEX}.{hint}")
 
 
-# --- Chat templates --------------------------------------------------------------------------------------------------
-
 # The chat template of a model's files: one text, of several templates too.
 
 

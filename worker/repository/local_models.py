@@ -15,8 +15,6 @@ from worker.repository.gguf.selection import first_parts, model_stem
 from worker.repository.packaged import PACKAGED, kept_file
 from worker.repository.source import cache_folder, on_this_host
 
-# --- Complete models -------------------------------------------------------------------------------------------------
-
 # The models that are complete on this host, in a folder or in the cache of Hugging Face files, for those who offer all
 # of them.
 
@@ -108,8 +106,6 @@ def _name(text: str) -> str:
     """A name that clients can write: no white space and no braces."""
     return "".join("_" if character.isspace() or character in "{}" else character for character in text)
 
-
-# --- Downloaded models -----------------------------------------------------------------------------------------------
 
 # The downloaded models of this user: listed and removed, in the cache of Hugging Face files and in Furrow's own.
 

@@ -17,8 +17,6 @@ from worker.repository.config_fields import number
 from worker.weights.formats import StoredTensor
 from worker.weights.safetensors_header import FLOATS, image_tensors
 
-# --- The image part --------------------------------------------------------------------------------------------------
-
 # The image part of a checkpoint: its configuration, and how pictures are prepared for it. No torch.
 #
 # The part is kept in the configuration of a model under `image_part`, so that ranks and the fingerprint have it.
@@ -61,8 +59,6 @@ def part_of(config: Mapping[str, Any]) -> ImagePart | None:
     return None if part is None else msgspec.convert(part, ImagePart)
 
 
-# --- Fields ----------------------------------------------------------------------------------------------------------
-
 # Fields of the files that describe an image part: each is checked, and an error names the field and its value.
 
 
@@ -96,8 +92,6 @@ def normalisation(processor: Mapping[str, Any], mean: list[float], std: list[flo
         raise ModelFilesError(f"preprocessor_config.json has rescale_factor = {factor!r}; a number is needed.")
     return fields | {"rescale": factor}
 
-
-# --- Images of gemma3 ------------------------------------------------------------------------------------------------
 
 # The image part of gemma3, as transformers' Gemma3Processor prepares images: each becomes a square of one size without
 # keeping its proportions (pan and scan is off, as it is there), and a fixed number of tokens between two marks.
@@ -153,8 +147,6 @@ def gemma3_part(
     )
 
 
-# --- Images of Qwen --------------------------------------------------------------------------------------------------
-
 # The image part of qwen3_vl, qwen3_vl_moe, qwen3_5 and qwen3_5_moe, as transformers' Qwen2VLImageProcessorPil reads
 # the file: both sides of an image become multiples of patch and merge size, within limits of pixels.
 
@@ -205,8 +197,6 @@ def _sections(config: Mapping[str, Any], default: list[int]) -> list[int]:
     return sections
 
 
-# --- The types with images -------------------------------------------------------------------------------------------
-
 # Which checkpoints with images are served with them.
 
 
@@ -227,8 +217,6 @@ def image_part(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Image
 
 _READERS = {"siglip": gemma3_part, "qwen": qwen_part}
 
-
-# --- The text part ---------------------------------------------------------------------------------------------------
 
 # The text part of a checkpoint with images: its configuration.
 #
@@ -281,8 +269,6 @@ def _rope_of_text(rope: dict[str, Any]) -> dict[str, Any]:
             parameters[name] = "default"
     return parameters
 
-
-# --- Tensors of a tower ----------------------------------------------------------------------------------------------
 
 # The tensors of a vision tower, from the headers of safetensors files alone: names, types and shapes.
 

@@ -311,8 +311,6 @@ def shards_of(index: Path, repository: str) -> list[str]:
         raise ModelFilesError(f"{INDEX} of repository {repository} can't be read: {error}") from error
 
 
-# --- A download in a process of its own ------------------------------------------------------------------------------
-
 # A process can be killed wherever a download hangs; complete files are kept for the next one. It writes one JSON object
 # a line: its progress, and at last the folder or the error.
 

@@ -30,8 +30,6 @@ from worker.scheduling.sequence import Sequence
 log = structlog.get_logger()
 
 
-# --- Random numbers --------------------------------------------------------------------------------------------------
-
 # Randomness without state: a number for each (seed, choice, position, token), the same in every batch and epoch.
 #
 # The generator is splitmix64: a counter with an odd constant, and a finaliser. (Steele, Lea, Flood: Fast Splittable
@@ -62,9 +60,6 @@ def row_key(seed: int, choice: int, position: int) -> int:
     for part in (choice, position):
         key = _mix((key + STEP) & MASK) ^ part
     return _mix((key + STEP) & MASK)
-
-
-# --- Sampler ---------------------------------------------------------------------------------------------------------
 
 
 GREEDY_BELOW = 1e-5

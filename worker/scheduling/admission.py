@@ -10,8 +10,6 @@ from itertools import chain
 from worker.scheduling.kv_cache import KVMemory
 from worker.scheduling.sequence import Flow, Sequence, SequenceState, StepPlan
 
-# --- Shares ----------------------------------------------------------------------------------------------------------
-
 # The shares of flows in slots and KV memory, and the choice of sequences to preempt for them.
 #
 # A flow's share is its weight's part of both resources, among the flows that hold something or wait. Its usage is the
@@ -161,9 +159,6 @@ class PrefillTurns:
 
     def _start(self, flow: Flow) -> float:
         return max(self._now, self._ends.get(flow, 0.0))
-
-
-# --- Admission -------------------------------------------------------------------------------------------------------
 
 
 GROWTH_TOKENS = 16

@@ -15,8 +15,8 @@ import structlog
 
 from control import cache as cache_files
 from worker.selftest import records, runner, switches
-from worker.selftest.records import Circumstances, Record, Result
-from worker.selftest.runner import TRIALS, Task
+from worker.selftest.records import Circumstances, Record, TrialResult
+from worker.selftest.runner import TRIALS, TrialTask
 from worker.selftest.shapes import DEFAULT, Shapes, of_config
 
 log = structlog.get_logger()
@@ -69,7 +69,7 @@ def _choose(device: str, shapes: Shapes, names: tuple[str, ...], tell: Callable[
     subject = subject_of(device, shapes, names)
     record = records.read(subject)
     if record is None and kind_of(device) == "cuda":
-        record = _tried(subject, Task(device, shapes, TOKENS, False, {name: TRIALS[name] for name in names}), tell)
+        record = _tried(subject, TrialTask(device, shapes, TOKENS, False, {name: TRIALS[name] for name in names}), tell)
     off = {} if record is None else record.off()
     switches.switch_off(off, names)
     for name, reason in off.items():
@@ -83,14 +83,14 @@ def _choose(device: str, shapes: Shapes, names: tuple[str, ...], tell: Callable[
         )
 
 
-def _tried(subject: Circumstances, task: Task, tell: Callable[[], None]) -> Record | None:
+def _tried(subject: Circumstances, task: TrialTask, tell: Callable[[], None]) -> Record | None:
     with _locked():  # the ranks of a host start together: one tries, the others read
         record = records.read(subject)
         if record is not None:
             return record
         log.info("kernels are tried", device=subject.device, action="choose_kernels")
 
-        def on_result(result: Result) -> None:
+        def on_result(result: TrialResult) -> None:
             tell()
 
         try:

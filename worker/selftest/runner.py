@@ -14,10 +14,8 @@ import msgspec
 
 from control.errors import FurrowError
 from control.process import child_environment, python_command
-from worker.selftest.records import Result
+from worker.selftest.records import TrialResult
 from worker.selftest.shapes import Shapes
-
-# --- Messages --------------------------------------------------------------------------------------------------------
 
 # Messages between a process that wants trials and the child process that runs them.
 
@@ -37,7 +35,7 @@ TRIALS: dict[str, str] = {
 """Name of a kernel → module and function of its trial."""
 
 
-class Task(msgspec.Struct, frozen=True):
+class TrialTask(msgspec.Struct, frozen=True):
     """Trials for one device; `pipe` is the descriptor that gets a line of JSON for each `Message`."""
 
     device: str
@@ -53,7 +51,7 @@ class Begun(msgspec.Struct, tag="begun"):
 
 
 class Tried(msgspec.Struct, tag="tried"):
-    result: Result
+    result: TrialResult
 
 
 class Done(msgspec.Struct, tag="done"):
@@ -61,9 +59,6 @@ class Done(msgspec.Struct, tag="done"):
 
 
 Message = Begun | Tried | Done
-
-
-# --- Runs ------------------------------------------------------------------------------------------------------------
 
 
 START_WITHIN_S = 90.0
@@ -85,10 +80,10 @@ class NotTried(FurrowError):
 
 
 def run(
-    task: Task, tell: Callable[[Result], None] = lambda result: None, within_s: float = TRIAL_WITHIN_S
-) -> list[Result]:
+    task: TrialTask, tell: Callable[[TrialResult], None] = lambda result: None, within_s: float = TRIAL_WITHIN_S
+) -> list[TrialResult]:
     """The results of all trials of `task`, each also given to `tell` as it comes. Raises NotTried."""
-    results: list[Result] = []
+    results: list[TrialResult] = []
     pending = dict(task.trials)
     while pending:
         for result in _Child(msgspec.structs.replace(task, trials=pending), within_s).results(pending):
@@ -98,13 +93,13 @@ def run(
 
 
 class _Child:
-    def __init__(self, task: Task, within_s: float) -> None:
+    def __init__(self, task: TrialTask, within_s: float) -> None:
         self._task = task
         self._within_s = within_s
         self._current: str | None = None
         self._rest = b""
 
-    def results(self, pending: dict[str, str]) -> list[Result]:
+    def results(self, pending: dict[str, str]) -> list[TrialResult]:
         """Takes what was tried out of `pending`."""
         reader, writer = os.pipe()
         with tempfile.TemporaryFile() as output:
@@ -127,8 +122,10 @@ class _Child:
                 child.wait()
                 os.close(reader)
 
-    def _heard(self, child: subprocess.Popen[bytes], reader: int, pending: dict[str, str], output: int) -> list[Result]:
-        results: list[Result] = []
+    def _heard(
+        self, child: subprocess.Popen[bytes], reader: int, pending: dict[str, str], output: int
+    ) -> list[TrialResult]:
+        results: list[TrialResult] = []
         while (message := self._next(reader)) is not None:
             match message:
                 case Begun(kernel):
@@ -142,13 +139,13 @@ class _Child:
                     if self._current is None:
                         raise NotTried(f"no trial began within {START_WITHIN_S:g} s")
                     detail = f"after {self._within_s:g} s"
-                    return [*results, Result(self._current, "", self._task.shapes.dtype, "timed out", detail)]
+                    return [*results, TrialResult(self._current, "", self._task.shapes.dtype, "timed out", detail)]
         status = child.wait()
         if self._current is None and pending:
             raise NotTried(f"the process for trials ended with status {status}: {_last_line(output)}")
         if self._current is not None and (not results or results[-1].works or results[-1].kernel != self._current):
             ended = signal.Signals(-status).name if status < 0 else f"status {status}, {_last_line(output)}"
-            results.append(Result(self._current, "", self._task.shapes.dtype, "faulted", f"({ended})"))
+            results.append(TrialResult(self._current, "", self._task.shapes.dtype, "faulted", f"({ended})"))
         return results
 
     def _next(self, reader: int) -> Message | Late | None:

@@ -152,7 +152,7 @@ class Damaged(Exception):
     """A file does not hold what its name says; the message says how that was seen."""
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredArray(msgspec.Struct, frozen=True):
     """An array: its bytes begin `offset` bytes behind the first one. `sums` are CRC-32s of its pieces."""
 
     dtype: str
@@ -170,7 +170,7 @@ class WeightsHeader(msgspec.Struct, frozen=True):
     structure_bytes: int
     structure_sum: int
     array_bytes: int
-    arrays: tuple[Stored, ...]
+    arrays: tuple[StoredArray, ...]
 
 
 def file_bytes(structure: bytes, arrays: list[NDArray[Any]]) -> int:
@@ -180,12 +180,12 @@ def file_bytes(structure: bytes, arrays: list[NDArray[Any]]) -> int:
 
 def write_file(file: IO[bytes], subject: Subject, structure: bytes, arrays: list[NDArray[Any]]) -> None:
     """Raises OSError."""
-    stored = list[Stored]()
+    stored = list[StoredArray]()
     end = 0
     for array in arrays:
         begin = -(-end // ALIGNMENT) * ALIGNMENT
         sums = tuple(zlib.crc32(piece) for piece in _pieces(array))
-        stored.append(Stored(array.dtype.name, array.shape, begin, sums))
+        stored.append(StoredArray(array.dtype.name, array.shape, begin, sums))
         end = begin + array.nbytes
     header = msgspec.json.encode(WeightsHeader(subject, len(structure), zlib.crc32(structure), end, tuple(stored)))
     file.write(_HEAD.pack(MAGIC, len(header), zlib.crc32(header)) + header + structure)
@@ -313,7 +313,7 @@ def _check_all(
             raise
 
 
-def _places(array: Stored) -> Iterator[tuple[int, int, int]]:
+def _places(array: StoredArray) -> Iterator[tuple[int, int, int]]:
     for index, expected in enumerate(array.sums):
         start = array.offset + index * PIECE
         yield start, min(start + PIECE, array.offset + array.bytes), expected
@@ -326,7 +326,7 @@ def _pieces(array: NDArray[Any]) -> Iterator[memoryview]:
             yield data[start : start + PIECE].data
 
 
-def _array(array: Stored, memory: NDArray[np.uint8]) -> NDArray[Any]:
+def _array(array: StoredArray, memory: NDArray[np.uint8]) -> NDArray[Any]:
     return memory[array.offset : array.offset + array.bytes].view(dtype_of(array.dtype)).reshape(array.shape)
 
 

@@ -147,8 +147,6 @@ class Children:
         return [child.describe() for child in self._children.values()]
 
 
-# --- Their end without an agent --------------------------------------------------------------------------------------
-
 # The end of a host's ranks without an agent: in order, each with the signal that was named at its start.
 
 
@@ -180,8 +178,6 @@ class HostShutdown:
                 self._children.signal(pid, child.ending.number)
         return False
 
-
-# --- Forks of a child ------------------------------------------------------------------------------------------------
 
 # Processes that a child forks for the supervisor, from the request to the child that is supervised like any other.
 #

@@ -28,9 +28,7 @@ from worker.agent.supervision.wire import AgentLink, Ending
 from worker.detectors import AGENT_ABSENT_S, AGENT_SILENT_S
 from worker.rank.exit_codes import describe
 
-# --- Times -----------------------------------------------------------------------------------------------------------
-
-# The times of a host's supervisor. An operator or a test may set those of `Limits`.
+# The times of a host's supervisor. An operator or a test may set those of `AgentLimits`.
 
 
 PAUSES_S = (0.0, *doubling(0.5, 8.0))
@@ -48,7 +46,7 @@ ABSENT_VARIABLE = "FURROW_AGENT_ABSENT"
 
 
 @dataclass
-class Limits:
+class AgentLimits:
     """In seconds."""
 
     absent_s: float = AGENT_ABSENT_S
@@ -57,19 +55,17 @@ class Limits:
     """Time for all processes to end after SIGTERM before they are killed."""
 
 
-def limits_from_environment() -> Limits:
+def limits_from_environment() -> AgentLimits:
     """Raises ValueError for a number that is none, or not positive."""
-    text = os.environ.get(ABSENT_VARIABLE) or str(Limits.absent_s)
+    text = os.environ.get(ABSENT_VARIABLE) or str(AgentLimits.absent_s)
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
         raise ValueError(f"{ABSENT_VARIABLE}={text!r} is not a positive number of seconds")
-    return Limits(absent_s=seconds)
+    return AgentLimits(absent_s=seconds)
 
-
-# --- Log lines -------------------------------------------------------------------------------------------------------
 
 # Log lines of the supervisor, in the format of the other processes, without their libraries.
 
@@ -92,9 +88,6 @@ def log(level: str, event: str, **fields: object) -> None:
         os.write(2, line.encode() + b"\n")
 
 
-# --- Supervisor ------------------------------------------------------------------------------------------------------
-
-
 TICK_S = 0.25
 
 
@@ -110,11 +103,13 @@ class HostSupervisor:
     `own_command`, the agent of this build: a new build that does not start must not end the ranks. The first agent is
     `own_command` too, which starts sooner. Use from the main thread: children die with the thread that forked them."""
 
-    def __init__(self, command: list[str], limits: Limits | None = None, own_command: list[str] | None = None) -> None:
+    def __init__(
+        self, command: list[str], limits: AgentLimits | None = None, own_command: list[str] | None = None
+    ) -> None:
         self._command = command
         self._own_command = own_command if own_command is not None else command
         self._next = self._own_command
-        self._limits = limits or Limits()
+        self._limits = limits or AgentLimits()
         self._children = Children()
         self._forks = Forks(self._children, self._send)
         self._kept: dict[str, Any] = {}

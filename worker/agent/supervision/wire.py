@@ -76,8 +76,6 @@ def take_channel() -> socket.socket:
     return channel
 
 
-# --- The supervisor's end --------------------------------------------------------------------------------------------
-
 # The supervisor's end of the socket to its agent: it never blocks, whatever the agent does.
 
 

@@ -15,12 +15,12 @@ from worker.collective import Collective, shared_memory
 from worker.collective.base import Abort
 from worker.collective.shared_memory import NativeExchange, Peers, Segment, SharedMemoryCollective, library
 from worker.collective.torch.process_group import ProcessGroupCollective
-from worker.selftest.trial import Case, NotAvailable, Request
+from worker.selftest.trial import NotAvailable, TrialCase, TrialRequest
 
 RANKS = 2
 
 
-def native(request: Request) -> Iterator[Case]:
+def native(request: TrialRequest) -> Iterator[TrialCase]:
     if library() is None:
         raise NotAvailable("it can't be compiled here")
     if request.device.type != "cpu":
@@ -42,7 +42,7 @@ def native(request: Request) -> Iterator[Case]:
         group.close()
 
 
-def nccl(request: Request) -> Iterator[Case]:
+def nccl(request: TrialRequest) -> Iterator[TrialCase]:
     """Between two GPUs of the host; where there is one, a group of one rank, which shows that the library works."""
     if request.device.type != "cuda" or not dist.is_nccl_available():
         raise NotAvailable("there is no NCCL for this device")
@@ -59,7 +59,7 @@ def nccl(request: Request) -> Iterator[Case]:
     yield from cases(request, groups)
 
 
-def cases(request: Request, groups: Sequence[Collective]) -> Iterator[Case]:
+def cases(request: TrialRequest, groups: Sequence[Collective]) -> Iterator[TrialCase]:
     """Sum, gather and broadcast of as much as a step of the model exchanges; every rank has the same result."""
     rows = [request.random(request.tokens, request.shapes.hidden) * (rank + 1) for rank in range(len(groups))]
     exact = [row.double().cpu() for row in rows]
@@ -79,4 +79,4 @@ def cases(request: Request, groups: Sequence[Collective]) -> Iterator[Case]:
 
         moved = rows[0].nbytes * len(groups)
         shape = f"{name} of {request.tokens} x {request.shapes.hidden}, {len(groups)} ranks"
-        yield Case(shape, rows[0].dtype, compute, torch.stack([expected] * len(groups)), bytes=moved)
+        yield TrialCase(shape, rows[0].dtype, compute, torch.stack([expected] * len(groups)), bytes=moved)

@@ -12,8 +12,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from worker.kv.base import Extent, Variant, WholeLayout
 from worker.kv.torch.pages import PagedBatch
 
-# --- Contiguous keys -------------------------------------------------------------------------------------------------
-
 # Attention over contiguous keys and values, on any device of torch.
 #
 # Masks are additive: 0 where a token attends, -inf elsewhere, broadcast over batch and heads. Keys are never copied for
@@ -116,8 +114,6 @@ def _visible(tokens: Tensor, keys: Tensor, window: int | None, chunked: bool) ->
     return visible if window is None else visible & (keys > tokens - window)
 
 
-# --- Pages -----------------------------------------------------------------------------------------------------------
-
 # Attention over pages in plain torch: each sequence's pages are gathered and attended densely, one after the other.
 #
 # The reference for the Triton kernels, used where they can't run: on a CPU, in float64, without Triton.
@@ -160,8 +156,6 @@ def _gather(memory: Tensor, table: Tensor, start: int, stop: int) -> Tensor:
     whole = blocks.transpose(0, 1).flatten(1, 2)
     return whole[:, start - first * block_tokens : stop - first * block_tokens]
 
-
-# --- Whole sequences -------------------------------------------------------------------------------------------------
 
 # torch's attention of sequences that are computed whole.
 

@@ -20,8 +20,6 @@ from worker.kv.base import Attention, Variant
 from worker.models.served import are_in_model
 from worker.repository.multimodal import FIELD
 
-# --- Attention function ----------------------------------------------------------------------------------------------
-
 # The one attention function that every served model calls, in place of transformers' own.
 
 
@@ -81,9 +79,6 @@ def _grown(growth: tuple[float, float, float], step: Any, like: Tensor) -> Tenso
     places = [torch.arange(extent.offset, extent.end, dtype=torch.float64) for extent in step.extents]
     factors = 1 + scale * torch.log1p(((torch.cat(places) + offset) / period).floor())
     return factors.unsqueeze(1).to(like)
-
-
-# --- Meta model ------------------------------------------------------------------------------------------------------
 
 
 CPU = torch.device("cpu")

@@ -35,8 +35,6 @@ from worker.weights.gguf import GgufModel
 log = structlog.get_logger()
 
 
-# --- Pre-tokenizers --------------------------------------------------------------------------------------------------
-
 # Pre-tokenizers by the names that GGUF files give them (`tokenizer.ggml.pre`).
 #
 # The names that share one are llama.cpp's
@@ -85,8 +83,6 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer(DEEPSEEK3)),
 }
 
-
-# --- Tokenizers ------------------------------------------------------------------------------------------------------
 
 # The tokenizer in the metadata of a GGUF file, as a tokenizer.json.
 #
@@ -293,8 +289,6 @@ _MAKERS: dict[str, Callable[[GgufVocabulary, dict[str, int]], tuple[Tokenizer, b
     "gemma4": _listed_sentencepiece,
 }
 
-
-# --- The cache -------------------------------------------------------------------------------------------------------
 
 # Converted tokenizers, kept in the user's cache: that of 262,144 tokens takes three seconds to make.
 

@@ -26,8 +26,6 @@ from worker.sampling.sampler import (
 )
 from worker.tensors import sent
 
-# --- Noise -----------------------------------------------------------------------------------------------------------
-
 # The noise of worker/sampling/sampler.py for many tokens at once, by torch.
 
 
@@ -63,8 +61,6 @@ def gumbel(bits: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tens
     uniform = bits.to(dtype).add_(0.5).mul_(2.0**-52)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
-
-# --- Filters ---------------------------------------------------------------------------------------------------------
 
 # Logits processors, with the names, formulas and order of transformers'.
 #
@@ -241,9 +237,6 @@ def dynamic_temperatures(
     counts = (values > REMOVED).sum(dim=-1, keepdim=True)
     part = (entropy / counts.to(values.dtype).log()).clamp(0, 1)
     return torch.where(counts < 2, fixed, coldest + (hottest - coldest) * part.pow(exponents))
-
-
-# --- The sampler -----------------------------------------------------------------------------------------------------
 
 
 _HEAD = 1024

@@ -7,8 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# --- Norm ------------------------------------------------------------------------------------------------------------
-
 # Root mean square norm in one pass over its rows (Zhang, Sennrich: Root Mean Square Layer Normalization, 2019).
 
 
@@ -66,8 +64,6 @@ def rms_norm(inputs: Tensor, weight: Tensor, eps: float, *, one_added: bool) -> 
     return out
 
 
-# --- Activation ------------------------------------------------------------------------------------------------------
-
 # The gate of a feed-forward layer: activation(gate) · up in one pass.
 
 
@@ -116,8 +112,6 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
         )
     return out
 
-
-# --- Rotary ----------------------------------------------------------------------------------------------------------
 
 # Rotary position embedding of query and key, in place (Su and others: RoFormer, 2021).
 
