@@ -1,4 +1,4 @@
-"""The user's cache of files that make the next start faster: listed, removed, limited."""
+"""The user's cache of files that make the next start faster: listed, removed, limited, and locked while one is made."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator
+from contextvars import copy_context
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -101,7 +102,8 @@ def _acquire(lock: FileIO) -> None:
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return
-    notice = threading.Timer(LONG_WAIT_S, _log_wait, (Path(os.fsdecode(lock.name)), time.time()))
+    context = copy_context()  # the log line has the model, the replica and the rank
+    notice = threading.Timer(LONG_WAIT_S, context.run, (_log_wait, Path(os.fsdecode(lock.name)), time.time()))
     notice.daemon = True
     notice.name = NOTICE
     notice.start()
@@ -112,6 +114,7 @@ def _acquire(lock: FileIO) -> None:
 
 
 def _log_wait(lock: Path, waits_since: float) -> None:
+    """Log the holder of a lock, as far as its file names it. The lock was acquired at the file's last change."""
     pid, host = "", ""
     locked_at = waits_since
     with contextlib.suppress(OSError, ValueError):

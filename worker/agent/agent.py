@@ -64,7 +64,7 @@ class Agent:
         self._exits = RankExits(client, supervisor, host.id, self.replicas, reporter)
         self._reachability = Reachability()
         self._planner = Planner(client, lambda model, replica, why: reporter.report(model, replica, "unplaceable", why))
-        self._used = time.monotonic()
+        self._used_at = time.monotonic()
         self.stopping = False
         self.leaving = False
         """True once another agent is to replace this one; it adopts every process."""
@@ -171,8 +171,8 @@ class Agent:
         now = time.monotonic()
         models = {preparation for replica in self.replicas.alive if (preparation := replica.preparation) is not None}
         if models or self._reconciler.preparing or self._on_demand:
-            self._used = now
-        if self.stopping or now > self._used + IDLE_S:
+            self._used_at = now
+        if self.stopping or now > self._used_at + IDLE_S:
             standby.stop()
         else:
             serving = any(replica.served for replica in self.replicas.alive)

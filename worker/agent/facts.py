@@ -122,25 +122,25 @@ class ModelFingerprints:
     """Reads a model's files again only where they changed."""
 
     def __init__(self) -> None:
-        self._known: dict[_Key, tuple[Path, Signature, FilesHere]] = {}
+        self._files_by_key: dict[_Key, tuple[Path, Signature, FilesHere]] = {}
 
     def of(self, specs: Iterable[ModelSpec]) -> dict[str, FilesHere]:
         """By model; one whose files are still to be downloaded is left out."""
         keys = {spec.name: (spec.source, spec.gguf, spec.images) for spec in specs if not spec.unload}
-        self._known = {key: entry for key, entry in self._known.items() if key in keys.values()}
+        self._files_by_key = {key: entry for key, entry in self._files_by_key.items() if key in keys.values()}
         return {name: files for name, key in keys.items() if (files := self._one(key)) is not None}
 
     def _one(self, key: _Key) -> FilesHere | None:
         source, gguf, images = key
         try:
-            if (entry := self._known.get(key)) is not None and entry[1] == _signature(entry[0]):
+            if (entry := self._files_by_key.get(key)) is not None and entry[1] == _signature(entry[0]):
                 return entry[2]
             place = on_this_host(source, gguf)
             if place is None:
                 return None
             signature = _signature(place)  # before the files are read: a later change is seen in the next turn
             files = FilesHere(fingerprint=fingerprints(inspect(place, images), "auto").stored)
-            self._known[key] = place, signature, files
+            self._files_by_key[key] = place, signature, files
             return files
         except (FurrowError, OSError, ValueError) as error:
             return FilesHere(error=str(error))

@@ -50,7 +50,7 @@ class FailureDetector:
     def __init__(self, client: SyncRedis, replica: ReplicaProcesses) -> None:
         self._client = client
         self._replica = replica
-        self._seen: dict[int, int] = {}
+        self._last_epochs: dict[int, int] = {}
         self._poisoned: tuple[int, float] | None = None
         # After a gap Redis was away or slow, or this agent was: silence does not count yet.
         self._reachability = Reachability(grace_s=RANK_SILENT_S)
@@ -61,20 +61,20 @@ class FailureDetector:
         self._engine_stall = EngineStall()
 
     @property
-    def seen(self) -> dict[int, int]:
+    def last_epochs(self) -> dict[int, int]:
         """The epoch in which each process of the replica beat last, or served as its engine, by pid."""
         pids = [process.pid for process in self._replica.processes.values()]
-        return {pid: self._seen[pid] for pid in pids if pid in self._seen}
+        return {pid: self._last_epochs[pid] for pid in pids if pid in self._last_epochs}
 
     def adopt(self, epochs: dict[int, int]) -> None:
         """Continue from an earlier agent. Its silence may have hidden faults, so every rank gets time for a
         heartbeat."""
-        self._seen = dict(epochs)
+        self._last_epochs = dict(epochs)
         self._reachability.start_grace()
 
-    def seen_in(self, pid: int) -> int:
+    def last_epoch(self, pid: int) -> int:
         """The epoch in which the process beat last; 0 if it never did."""
-        return self._seen.get(pid, 0)
+        return self._last_epochs.get(pid, 0)
 
     def judge(self, look: health.Look) -> None:
         """Forget failures of a group that is ready; kill ranks that hang. Raises RedisUnavailable."""
@@ -98,9 +98,9 @@ class FailureDetector:
         for rank, pid in self._replica.pids().items():
             beat = beats[rank]
             if beat is not None and beat.pid == pid:
-                self._seen[pid] = beat.epoch
+                self._last_epochs[pid] = beat.epoch
                 self._silent_since.pop(pid, None)
-            elif beat is None and self._seen.get(pid) == epoch:
+            elif beat is None and self._last_epochs.get(pid) == epoch:
                 self._silent(rank, pid, epoch, ran=before.get(pid) != self._run[pid])
 
     def _judge_engine(self, look: health.Look) -> None:
@@ -114,12 +114,12 @@ class FailureDetector:
         if why := self._engine_stall.judge(engine.pid, loads=loads):
             self._replica.kill(ENGINE_RANK, f"{self._replica.describe(ENGINE_RANK)} (pid {engine.pid}) lives but {why}")
         if leader is not None and leader.phase == "ready":
-            self._seen[engine.pid] = leader.epoch
+            self._last_epochs[engine.pid] = leader.epoch
         if not loads:
             return
         for poison in run(self._client, health.poison_history(*self._replica.place))[:1]:
             blamed = poison.rank == ENGINE_RANK and poison.kind in ("deadline", ENGINE_LOST)
-            if blamed and self._seen.get(engine.pid) == poison.epoch:
+            if blamed and self._last_epochs.get(engine.pid) == poison.epoch:
                 log.error("engine hangs", model=self._replica.place[0], pid=engine.pid, action="engine_kill")
                 self._replica.kill(ENGINE_RANK, poison.message)
 
@@ -131,7 +131,7 @@ class FailureDetector:
     def _end_absent(self, epoch: int, beats: list[Beat | None]) -> None:
         """Kill ranks that hang and have no heartbeat in this epoch that could be missed."""
         pids = self._replica.pids()
-        for rank, reason in self._absence.judge(pids, self._seen, epoch, beats):
+        for rank, reason in self._absence.judge(pids, self._last_epochs, epoch, beats):
             self._end(rank, pids[rank], epoch, f"rank {rank} (pid {pids[rank]}) lives but {reason}")
 
     def _silent(self, rank: int, pid: int, epoch: int, ran: bool) -> None:
@@ -150,7 +150,7 @@ class FailureDetector:
         model, name = self._replica.place
         log.error("rank hangs", model=model, replica=name, rank=rank, pid=pid, message=message, action="rank_kill")
         health.write_poison(self._client, model, name, epoch, rank, "silent", message)
-        self._seen.pop(pid, None)
+        self._last_epochs.pop(pid, None)
         self._replica.kill(rank, message)
 
     def _judge_poisoned(self, poison: health.Poison, beats: list[Beat | None]) -> None:

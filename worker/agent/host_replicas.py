@@ -153,7 +153,7 @@ class HostReplicas:
     def record(self) -> None:
         """Give the supervisor what the next agent must know."""
         for place, replica in self.by_place.items():
-            self._supervisor.keep(record_key(place), record_of(replica, self.detectors[place].seen))
+            self._supervisor.keep(record_key(place), record_of(replica, self.detectors[place].last_epochs))
 
     @property
     def alive(self) -> list[ReplicaProcesses]:

@@ -202,7 +202,7 @@ class FarmCollector(Collector):
         """`client`: one of its own, as scrapes run in threads of the server."""
         self._client = client
         self._plans = plans
-        self._seen: tuple[float, list[Metric]] = (0.0, [])
+        self._latest: tuple[float, list[Metric]] = (0.0, [])
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: the names come with the first scrape."""
@@ -212,12 +212,12 @@ class FarmCollector(Collector):
         if not self._plans():
             return iter(())
         now = time.monotonic()
-        if now - self._seen[0] > FRESH_S:
+        if now - self._latest[0] > FRESH_S:
             try:
-                self._seen = now, self._look()
+                self._latest = now, self._look()
             except RedisUnavailable:
                 return iter(())
-        return iter(self._seen[1])
+        return iter(self._latest[1])
 
     def _look(self) -> list[Metric]:
         client = self._client

@@ -62,24 +62,24 @@ class MemoryKills:
         # One file for good: the machine's count is another number, and not to be taken where the group's is away.
         self._file = next((file for file in (*_files(groups, own_group), machine) if _kills(file) is not None), None)
         self._clock = clock
-        self._seen = 0
+        self._counted = 0
         now = self._count()
-        self._seen = now if unclaimed_from is None or unclaimed_from > now else unclaimed_from
+        self._counted = now if unclaimed_from is None or unclaimed_from > now else unclaimed_from
         self._kills: list[float] = []
         """The times at which kills were seen that nothing claimed."""
 
     @property
     def unclaimed_from(self) -> int:
         """The count before the kills that nothing has claimed yet."""
-        return self._seen - len(self._kills)
+        return self._counted - len(self._kills)
 
     def look(self) -> None:
         """Read the count. Call now and then: a kill of another process is not claimed long after."""
         now = self._clock()
         count = self._count()
         self._kills = [at for at in self._kills if at > now - RECENT_S]
-        self._kills += [now] * min(count - self._seen, 100)
-        self._seen = count
+        self._kills += [now] * min(count - self._counted, 100)
+        self._counted = count
 
     def claim(self) -> bool:
         """True if one happened of late that no other end was explained with."""
@@ -91,7 +91,7 @@ class MemoryKills:
 
     def _count(self) -> int:
         count = None if self._file is None else _kills(self._file)
-        return self._seen if count is None else count
+        return self._counted if count is None else count
 
 
 def _kills(file: Path) -> int | None:
@@ -186,11 +186,11 @@ class RankExits:
         given_up = (is_rank and exit.status == REFUSED) or not replica.pause()
         try:
             # The epoch of now may be a later one than that in which a rank died while there was no agent.
-            past = self._replicas.detectors[exit.place].seen_in(exit.pid) if exit.past else None
+            past = self._replicas.detectors[exit.place].last_epoch(exit.pid) if exit.past else None
             epoch = health.read_epoch(self._client, *exit.place) if past is None else past
             self._tell(DeathNotice(exit, exit_text, epoch, given_up, killed_for))
         except RedisUnavailable:  # later the farm may be in another epoch: blame only the one that the process was in
-            epoch = self._replicas.detectors[exit.place].seen_in(exit.pid)
+            epoch = self._replicas.detectors[exit.place].last_epoch(exit.pid)
             self._untold.append(DeathNotice(exit, exit_text, epoch, given_up, killed_for))
             raise
 

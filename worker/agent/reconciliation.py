@@ -54,7 +54,7 @@ class Reconciler:
         self._memory, self._needs = memory, Finder(need_apart)
         self._waiting: dict[Place, tuple[int, Path]] = {}
         """Revisions whose files are here, with their folders, and whose memory is not assigned yet."""
-        self._told: dict[Place, str] = {}
+        self._reported: dict[Place, str] = {}
         """The status that was reported of those last."""
         self._preparing = Preparations(client, reporter.report, replicas.hurry)
         self._needs_told_at = 0.0
@@ -186,15 +186,15 @@ class Reconciler:
 
     def _stop_waiting(self, place: Place) -> None:
         self._waiting.pop(place, None)
-        self._told.pop(place, None)
+        self._reported.pop(place, None)
         self._unassigned_since.pop(place, None)
 
     def _tell(self, assignment: Assignment, why: str) -> None:
         """Report why the ranks of a replica do not start yet, once."""
         place = assignment.spec.name, assignment.replica
-        if self._told.get(place) != why:
+        if self._reported.get(place) != why:
             self._reporter.report(*place, "starting", why, assignment)
-            self._told[place] = why
+            self._reported[place] = why
 
     def _withdraw(self, place: Place, assignment: Assignment, replica: ReplicaProcesses | None) -> None:
         self._refused.pop(place, None)

@@ -157,7 +157,7 @@ class NativeExchange:
         loaded = library()
         if loaded is None:
             raise OSError("the exchanges can't be compiled here")
-        self._kept = segment, peers, abort
+        self._references = segment, peers, abort
         self._peers = peers
         self._abort = abort
         self._deadline_s = deadline_s

@@ -134,7 +134,7 @@ class Progress:
         self.kv_limit = 0
         """The most that may be in use and kept together, on every rank; only a leader knows it."""
         self._pending: _Command | None = None
-        self._seen = 0
+        self._last_count = 0
         self.moved_at = 0.0
         """Time of the main thread's last progress."""
         self._since: tuple[_Command, float] | None = None
@@ -148,8 +148,8 @@ class Progress:
     def look(self) -> None:
         """Note whether the main thread has made progress since the last look. For the heartbeat alone."""
         count = self.gauges.progress
-        if count != self._seen:
-            self._seen = count
+        if count != self._last_count:
+            self._last_count = count
             self.moved_at = time.monotonic()
             self.moved()
 
@@ -290,7 +290,7 @@ class Heartbeat:
         self._closed = False
         self._stop = threading.Event()
         self._next_beat = 0.0
-        self._others: dict[int, tuple[int, int]] = {}
+        self._progress_of_others: dict[int, tuple[int, int]] = {}
         """Progress of the other ranks at the last look, while this one makes none."""
         self._reachability = Reachability()
         self._recent = RecentWaits()
@@ -353,7 +353,7 @@ class Heartbeat:
         self._progress.look()
         if self._lease is not None:
             if not self._progress.suspicious:
-                self._others = {}
+                self._progress_of_others = {}
             elif self._others_moved():
                 self._progress.moved()
         stuck = self._stuck
@@ -407,15 +407,15 @@ class Heartbeat:
         if self._world_size == 1:
             return False
         beats = health.heartbeats(self._client, self._model, self._replica, self._world_size)
-        before, self._others = (
-            self._others,
+        before, self._progress_of_others = (
+            self._progress_of_others,
             {
                 rank: (beat.seq, beat.progress)
                 for rank, beat in enumerate(beats)
                 if rank != self._rank and beat is not None and beat.epoch == self._epoch
             },
         )
-        return any(rank in before and before[rank] != how_far for rank, how_far in self._others.items())
+        return any(rank in before and before[rank] != how_far for rank, how_far in self._progress_of_others.items())
 
     def _watch(self) -> None:
         poison = health.read_poison(self._client, self._model, self._replica)

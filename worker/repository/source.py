@@ -326,7 +326,7 @@ class Download:
     """One download of the files of a repository. `run` and `cancel` are called by different threads."""
 
     def __init__(self, repository: str, revision: str, cache: Path, gguf: str | None = None) -> None:
-        self._what = [repository, revision, str(cache), gguf or ""]
+        self._arguments = [repository, revision, str(cache), gguf or ""]
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._cancelled = False
@@ -335,8 +335,8 @@ class Download:
         """Wait for its end. Raises ModelFilesError. The calling thread must stay: the process ends with it."""
         with self._lock:
             if self._cancelled:
-                raise ModelFilesAway(f"The download of {self._what[0]} was cancelled.")
-            command = python_command("worker", "download", *self._what)
+                raise ModelFilesAway(f"The download of {self._arguments[0]} was cancelled.")
+            command = python_command("worker", "download", *self._arguments)
             process = self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=child_environment()
             )
@@ -352,7 +352,7 @@ class Download:
             return Path(end["folder"])
         if "error" in end:
             raise ERRORS[end["kind"]](end["error"])
-        raise ModelFilesAway(f"The process that downloads {self._what[0]} ended with status {status}.")
+        raise ModelFilesAway(f"The process that downloads {self._arguments[0]} ended with status {status}.")
 
     def cancel(self) -> None:
         """End the process, if there is one, and start none. Returns at once."""

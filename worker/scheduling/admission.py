@@ -46,7 +46,7 @@ class Shares:
         """`kv_tokens` has the KV tokens by sid; `slots` and `tokens` are all that there is."""
         self._slots = slots
         self._tokens = tokens
-        self._held = kv_tokens
+        self._kv_tokens = kv_tokens
         self._holdings: dict[Flow, Holding] = {flow: Holding() for flow in waiting}
         self._running: dict[Flow, list[Sequence]] = {}
         for sequence in running:
@@ -68,7 +68,7 @@ class Shares:
         """The sequence was preempted."""
         holding = self._holdings[sequence.flow]
         holding.slots -= 1
-        holding.tokens -= self._held.get(sequence.sid, 0)
+        holding.tokens -= self._kv_tokens.get(sequence.sid, 0)
         self._running[sequence.flow].remove(sequence)
 
     def usage(self, flow: Flow, slots: int = 0, tokens: int = 0) -> float:

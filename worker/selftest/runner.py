@@ -97,7 +97,7 @@ class _Child:
         self._task = task
         self._within_s = within_s
         self._current: str | None = None
-        self._rest = b""
+        self._partial_line = b""
 
     def results(self, pending: dict[str, str]) -> list[TrialResult]:
         """Takes what was tried out of `pending`."""
@@ -116,13 +116,13 @@ class _Child:
                 assert child.stdin is not None
                 child.stdin.write(msgspec.json.encode(msgspec.structs.replace(self._task, pipe=writer)))
                 child.stdin.close()
-                return self._heard(child, reader, pending, output.fileno())
+                return self._receive(child, reader, pending, output.fileno())
             finally:
                 child.kill()
                 child.wait()
                 os.close(reader)
 
-    def _heard(
+    def _receive(
         self, child: subprocess.Popen[bytes], reader: int, pending: dict[str, str], output: int
     ) -> list[TrialResult]:
         results: list[TrialResult] = []
@@ -151,13 +151,13 @@ class _Child:
     def _next(self, reader: int) -> Message | Late | None:
         """The next message; LATE if none comes in time, None at the end."""
         deadline = time.monotonic() + (START_WITHIN_S if self._current is None else self._within_s)
-        while b"\n" not in self._rest:
+        while b"\n" not in self._partial_line:
             if not select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 return LATE
             if not (more := os.read(reader, 65536)):
                 return None
-            self._rest += more
-        line, _, self._rest = self._rest.partition(b"\n")
+            self._partial_line += more
+        line, _, self._partial_line = self._partial_line.partition(b"\n")
         return decode.decode(line)
 
 

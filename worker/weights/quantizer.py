@@ -59,7 +59,7 @@ class Quantizer:
         self._quant = quant
         self._format = BLOCK_QUANTS[quant]
         self._threads = threads
-        self._others: defaultdict[str, list[str]] = defaultdict(list)
+        self._names_by_format: defaultdict[str, list[str]] = defaultdict(list)
         """Names of the matrices that are kept otherwise than asked for, by how."""
 
     @property
@@ -75,7 +75,7 @@ class Quantizer:
             return weights
         block_format = format_for(self._format, weights.shape[1])
         if block_format is None or block_format.name != self._format:
-            self._others["16 bits" if block_format is None else block_format.name].append(name)
+            self._names_by_format["16 bits" if block_format is None else block_format.name].append(name)
         return (
             weights
             if block_format is None
@@ -89,7 +89,7 @@ class Quantizer:
         """Log the matrices that are stored in another type than the requested one."""
         if self._quant != self._format.replace("_k", "k"):
             log.info("a format for activations is replaced", quant=self._quant, kept_as=self._format, action="quantize")
-        for kept_as, names in self._others.items():
+        for kept_as, names in self._names_by_format.items():
             log.warning(
                 "matrices that blocks do not divide",
                 quant=self._quant,

@@ -160,7 +160,7 @@ class HostShutdown:
     def __init__(self, children: Children, now: float) -> None:
         self._children = children
         self._limit = now + KILL_AFTER_S
-        self._told: set[int] = set()
+        self._signalled: set[int] = set()
 
     def advance(self, now: float) -> bool:
         """Signal whoever is next. True once no child lives."""
@@ -173,8 +173,8 @@ class HostShutdown:
             pid = child.pid
             if late:
                 self._children.signal(pid, signal.SIGKILL)
-            elif child.ending.order == first and pid not in self._told:
-                self._told.add(pid)
+            elif child.ending.order == first and pid not in self._signalled:
+                self._signalled.add(pid)
                 self._children.signal(pid, child.ending.number)
         return False
 

@@ -71,7 +71,7 @@ class Blocks:
     def __init__(self, count: int) -> None:
         self.count = count
         self._free = list(range(count - 1, -1, -1))
-        self._held: dict[int, list[int]] = {}
+        self._blocks_by_holder: dict[int, list[int]] = {}
         self._holders: dict[int, int] = {}
         """The number of holders of each block that has more than one."""
 
@@ -80,12 +80,12 @@ class Blocks:
         return len(self._free)
 
     def of(self, holder: int) -> list[int]:
-        return self._held.get(holder, [])
+        return self._blocks_by_holder.get(holder, [])
 
     def grow(self, holder: int, length: int) -> list[tuple[int, int]]:
         """Let `holder` have `length` blocks; what was added, as (index, block). Raises ValueError if too few are free,
         with nothing changed."""
-        blocks = self._held.setdefault(holder, [])
+        blocks = self._blocks_by_holder.setdefault(holder, [])
         missing = length - len(blocks)
         if missing > len(self._free):
             raise ValueError(f"{missing} more blocks are needed, {len(self._free)} of {self.count} are free")
@@ -95,7 +95,7 @@ class Blocks:
 
     def shrink(self, holder: int, length: int) -> None:
         """Take all but the first `length` blocks from `holder`; those that nobody else holds are free."""
-        blocks = self._held.get(holder, [])
+        blocks = self._blocks_by_holder.get(holder, [])
         for block in blocks[length:]:
             other_holders = self._holders.pop(block, 1) - 1
             if other_holders == 0:
@@ -104,28 +104,28 @@ class Blocks:
                 self._holders[block] = other_holders
         del blocks[length:]
         if not blocks:
-            self._held.pop(holder, None)
+            self._blocks_by_holder.pop(holder, None)
 
     def share(self, donor: int, holder: int, length: int) -> None:
         """Let `holder`, which has none, hold the first `length` blocks of `donor` too."""
-        shared = self._held[donor][:length]
+        shared = self._blocks_by_holder[donor][:length]
         for block in shared:
             self._holders[block] = self._holders.get(block, 1) + 1
-        self._held[holder] = list(shared)
+        self._blocks_by_holder[holder] = list(shared)
 
     def rename(self, old: int, new: int) -> None:
         """Give all that `old` holds to `new`, which has none."""
-        self._held[new] = self._held.pop(old)
+        self._blocks_by_holder[new] = self._blocks_by_holder.pop(old)
 
     def separate(self, holder: int, index: int) -> tuple[int, int] | None:
         """Give `holder` a block of its own at `index`: (old, new) where others hold the old one too, else None."""
-        old = self._held[holder][index]
+        old = self._blocks_by_holder[holder][index]
         other_holders = self._holders.get(old, 1) - 1
         if other_holders == 0:
             return None
         if not self._free:
             raise ValueError(f"one more block is needed, none of {self.count} is free")
-        new = self._held[holder][index] = self._free.pop()
+        new = self._blocks_by_holder[holder][index] = self._free.pop()
         if other_holders == 1:
             del self._holders[old]
         else:

@@ -51,7 +51,7 @@ class Mixtures:
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
         self.structs = (Mixture * 0)()
-        self._kept: list[Any] = []
+        self._references: list[Any] = []
 
     def add(self, block: Any, config: Any) -> int:
         """The place of a layer's mixture among `structs`; -1 for a `block` without experts. It is the feed-forward
@@ -76,12 +76,12 @@ class Mixtures:
         correction = next((getattr(owner, CORRECTION) for owner in owners if hasattr(owner, CORRECTION)), None)
         structs = (Expert * len(pairs))(*pairs)
         routing = PackedLinear(router, getattr(gate, "bias", None), [_lossless(router)] * len(router), self._threads)
-        self._kept += [structs, routing, correction]
+        self._references += [structs, routing, correction]
         before_router = Norm()
         if scaled:
             weight = gate.scale * np.float32(config.hidden_size**-0.5)
             before_router = Norm(weight.ctypes.data, config.rms_norm_eps)
-            self._kept += [weight, gate.per_expert_scale]
+            self._references += [weight, gate.per_expert_scale]
         self.structs = (Mixture * (len(self.structs) + 1))(
             *self.structs,
             Mixture(

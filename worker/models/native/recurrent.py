@@ -129,7 +129,7 @@ class RecurrentLayers:
     def __init__(self, layout: StateLayout | None) -> None:
         self._layout = layout
         self.structs = (RecurrentLayer * 0)()
-        self._kept: list[Any] = []
+        self._references: list[Any] = []
 
     def add(self, to: Layer, module: Any) -> None:
         """Make `to` a layer with the recurrence `module`, but for its last product. Raises NotNative."""
@@ -137,7 +137,7 @@ class RecurrentLayers:
         if struct is None or self._layout is None:
             raise NotNative(f"its {type(module).__name__} is torch's")
         to.recurrent = len(self.structs)
-        self._kept.append(module)
+        self._references.append(module)
         self.structs = (RecurrentLayer * (to.recurrent + 1))(*self.structs, struct(module, self._layout))
 
 
