@@ -49,7 +49,7 @@ class CrashRecord(msgspec.Struct, frozen=True):
     """True if all rows of that step belonged to one request."""
     crashed_together: list[str] = msgspec.field(name="guilty", default_factory=list)
     """The smallest set that is known to have crashed together."""
-    others: list[str] = []
+    rest: list[str] = []
     """Suspects to be tried afterwards, of whom nothing else is known."""
     lone: dict[str, int] = {}
     """The number of times that a request was alone when its group was ended by what may have come from outside."""
