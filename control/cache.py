@@ -1,15 +1,25 @@
-"""The user's cache of files that make the next start faster: listed, removed, limited."""
+"""The user's cache of files that make the next start faster: listed, removed, limited, and locked while one is made."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import platform
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Generator
+from contextvars import copy_context
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import IO
+
+import structlog
+
+log = structlog.get_logger()
 
 KINDS: dict[str, str] = {
     "compiled": "C++ libraries compiled for this processor, and reports on those that do not work",
@@ -23,6 +33,11 @@ KINDS: dict[str, str] = {
 TEMPORARY = ("write-", "compile-")
 """Prefixes of files and folders that are being written."""
 LOCK = "lock"
+"""A file in the folder of a kind. Its text is the id and the host of the process that locked it last."""
+NOTICE = "lock notice"
+"""The name of the thread that logs a long wait."""
+LONG_WAIT_S = 30.0
+"""A wait for the lock of a folder that is logged. A compilation on an idle core is shorter."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,55 @@ def replacing(path: Path) -> Generator[IO[bytes]]:
         except BaseException:
             Path(fresh.name).unlink(missing_ok=True)
             raise
+
+
+@contextlib.contextmanager
+def locked(place: Path) -> Generator[None]:
+    """Hold the lock of a folder: one process of a host makes a file, and those that start with it take the result. A
+    wait of LONG_WAIT_S is logged once: a process that is stopped keeps its lock. A file system without locks grants
+    all at once. Raises OSError for a folder that can't be written to."""
+    with (place / LOCK).open("ab", buffering=0) as file:  # not "wb", which would remove the name of the holder
+        with contextlib.suppress(OSError):
+            _acquire(file)
+            file.truncate(0)
+            file.write(f"{os.getpid()} {platform.node()}\n".encode())
+        yield
+
+
+def _acquire(lock: FileIO) -> None:
+    """Raises OSError on a file system without locks."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    context = copy_context()  # the log line has the model, the replica and the rank
+    notice = threading.Timer(LONG_WAIT_S, context.run, (_log_wait, Path(os.fsdecode(lock.name)), time.time()))
+    notice.daemon = True
+    notice.name = NOTICE
+    notice.start()
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    finally:
+        notice.cancel()
+
+
+def _log_wait(lock: Path, waits_since: float) -> None:
+    """Log the holder of a lock, as far as its file names it. The lock was acquired at the file's last change."""
+    pid, host = "", ""
+    locked_at = waits_since
+    with contextlib.suppress(OSError, ValueError):
+        pid, host = lock.read_text().split()
+        locked_at = lock.stat().st_mtime
+    log.warning(
+        "this start waits for a lock of the cache",
+        file=str(lock),
+        holder=f"process {pid} on {host}" if pid else "a process that did not write its id",
+        locked_for_s=round(time.time() - locked_at),
+        remedy=(
+            f"a process that is stopped keeps its lock: on {host or 'its host'} continue it with `kill -CONT "
+            f"{pid or 'PID'}`, or end it with `kill -KILL {pid or 'PID'}`"
+        ),
+        action="wait_for_lock",
+    )
 
 
 def entries(kind: str) -> list[Entry]:

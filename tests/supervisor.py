@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = """
 import signal, socket, subprocess, sys, time
 from worker.agent.supervision import children, supervisor
-from worker.agent.supervision.supervisor import Limits
+from worker.agent.supervision.supervisor import SupervisorLimits
 
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
@@ -47,7 +47,7 @@ supervisor.TICK_S = 0.02
 supervisor.PAUSES_S = (0.0, 0.05)
 children.FORK_WITHIN_S = float(sys.argv[2])
 supervisor.AGENT_SILENT_S = float("inf")
-sys.exit(Served([], Limits(absent_s=float("inf"), stop_s=0.0)).run())
+sys.exit(Served([], SupervisorLimits(absent_s=float("inf"), stop_s=0.0)).run())
 """
 
 

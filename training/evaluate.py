@@ -87,14 +87,14 @@ def main() -> int:
     parser.add_argument("--mistakes", type=int, default=20, help="how many wrong answers to print")
     arguments = parser.parse_args()
     model, tokenizer = load(arguments.model)
-    asked = held_out(arguments.seed, arguments.per_task) + held_out_with_tools(arguments.seed, arguments.per_task)
-    outcomes = answer_all(model, tokenizer, asked)
+    conversations = held_out(arguments.seed, arguments.per_task)
+    conversations += held_out_with_tools(arguments.seed, arguments.per_task)
+    outcomes = answer_all(model, tokenizer, conversations)
     print(table(outcomes))
     for outcome in [o for o in outcomes if not o.right][: arguments.mistakes]:
-        asked = outcome.conversation.messages[-1]["content"]
-        print(
-            f"\n{outcome.conversation.task}: {asked}\n  want {outcome.conversation.answers[0]}\n  got  {outcome.answer}"
-        )
+        question = outcome.conversation.messages[-1]["content"]
+        print(f"\n{outcome.conversation.task}: {question}")
+        print(f"  want {outcome.conversation.answers[0]}\n  got  {outcome.answer}")
     share = sum(outcome.right for outcome in outcomes) / len(outcomes)
     return 0 if share >= REQUIRED and all(outcome.stopped for outcome in outcomes) else 1
 

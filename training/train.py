@@ -57,10 +57,10 @@ def initial(tokens: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 
 def _optimizers(model: nn.Module) -> Sequence[torch.optim.Optimizer]:
     """Muon for the matrices, Adam for the embedding (which is the output too) and the norms."""
-    named = list(model.named_parameters())
-    embedding = [p for name, p in named if "embed" in name]
-    norms = [p for _, p in named if p.ndim == 1]
-    matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+    parameters = list(model.named_parameters())
+    embedding = [p for name, p in parameters if "embed" in name]
+    norms = [p for _, p in parameters if p.ndim == 1]
+    matrices = [p for name, p in parameters if p.ndim == 2 and "embed" not in name]
     small = [{"params": embedding, "lr": EMBEDDING_RATE}, {"params": norms, "lr": NORM_RATE}]
     optimizers = [
         torch.optim.Muon(matrices, lr=MUON_RATE, momentum=0.95, weight_decay=0.01, ns_steps=5),

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from control.constants import HEARTBEAT_MS, LOCK_MS, RANK_BEAT_MS
 
-# --- the supervisor: its agent --------------------------------------------------------------------------------------
+# The supervisor: its agent.
 
 AGENT_SILENT_S = 20.0
 """Time without a message of an agent that sent one before, until SIGKILL."""
 AGENT_ABSENT_S = 60.0
 """Time without a working agent, until the host's ranks end. FURROW_AGENT_ABSENT sets another value."""
 
-# --- the agent: its ranks -------------------------------------------------------------------------------------------
+# The agent: its ranks.
 
 RANK_SILENT_S = RANK_BEAT_MS / 1000
 """Life of a rank's heartbeat."""
@@ -31,7 +31,7 @@ and wait for its lock before; a survivor joins within milliseconds."""
 POISON_IGNORED_S = 6.0
 """Between the poison of an epoch and SIGKILL for a rank that still beats in it: its own side thread has failed."""
 
-# --- a rank's side thread: its own process --------------------------------------------------------------------------
+# A rank's side thread: its own process.
 
 BEAT_S = 0.3
 """Between two heartbeats: a fifth of a heartbeat's life, so that four may be missed on a busy machine."""
@@ -40,7 +40,7 @@ OVER_STILL_S = 3.0
 OVER_S = 8.0
 """Between the end of an epoch and the end of a process that makes progress and does not leave it."""
 
-# --- a leader: its group, and the other replicas --------------------------------------------------------------------
+# A leader: its group, and the other replicas.
 
 LOAD_STALL_S = 120.0
 """Without progress of a load, in weights that are read or memory that is filled: a slow disk may take hours."""
@@ -50,7 +50,7 @@ REPLICA_GONE_S = 5.0
 """Without the lock of another replica. A lock that lapsed is back well before this if its agent or its process can
 renew it."""
 
-# --- a rank's side thread: a step -----------------------------------------------------------------------------------
+# A rank's side thread: a step.
 
 STEP_FLOOR_S = 2.0
 """Shortest deadline of a step."""
@@ -74,7 +74,7 @@ class Detector:
 
 
 def _s(*seconds: float) -> str:
-    return " + ".join(f"{one:g} s" for one in seconds)
+    return " + ".join(f"{duration:g} s" for duration in seconds)
 
 
 DETECTORS = (

@@ -152,9 +152,6 @@ def use_threads(ranks_here: int, device: str) -> None:
             torch.set_num_threads(count)
 
 
-# --- The end by an error ---------------------------------------------------------------------------------------------
-
-
 MAY_PASS = (GroupError, RedisUnavailable, ModelFilesAway)
 """Errors after which another start of the same assignment may succeed. A rank that serves waits for Redis, so
 RedisUnavailable ends only a rank that starts."""

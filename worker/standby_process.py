@@ -104,7 +104,7 @@ def prepare_model(model: StandbyModel, in_use: Collection[StandbyModel] = ()) ->
     from worker.repository.pooling import pooling_of
     from worker.sampling import grammars
 
-    grammars.keep_prepared({one.folder for one in in_use if one.leads})
+    grammars.keep_prepared({used.folder for used in in_use if used.leads})
     try:
         files = validation.inspect(Path(model.folder), images=False)
         prepare(files.config, model.dtype, model.device)

@@ -46,9 +46,6 @@ def as_array(tensor: Tensor) -> NDArray[Any]:
     return tensor.detach().view(getattr(torch, np.dtype(bits).name)).numpy().view(dtype)
 
 
-# --- To a device -----------------------------------------------------------------------------------------------------
-
-
 def sent(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """`values` on the device, [len(values)]; unlike a tensor that is made there, without waiting for what runs."""
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)

@@ -67,7 +67,7 @@ def selftest(device: str | None, model: Path | None, dtype: str, tp: int, as_jso
     sys.exit(SWITCHED_OFF if verdicts.off else 0)
 
 
-def _print(verdicts: report.Report) -> None:
+def _print(verdicts: report.SelftestReport) -> None:
     click.echo(
         f"device: {verdicts.device}; as torch reaches it: {verdicts.limits.gigabytes_per_s:,.1f} GB/s copied, "
         f"{verdicts.limits.teraflops:,.2f} TFLOP/s multiplied"

@@ -64,13 +64,13 @@ def _tool(rng: random.Random, name: str, key: str, kind: str, note: str, descrip
     properties = {key: schema}
     if rng.random() < 0.15:
         properties["unit"] = {"type": "string", "enum": ["celsius", "fahrenheit"]}
-    rest: dict[str, Any] = {"required": [key]} if rng.random() < 0.85 else {}
+    further_fields: dict[str, Any] = {"required": [key]} if rng.random() < 0.85 else {}
     if rng.random() < 0.2:
-        rest["additionalProperties"] = False
+        further_fields["additionalProperties"] = False
     shape: dict[str, Any] = {"type": "object"}
-    parameters = {**shape, "properties": properties, **rest}
+    parameters = {**shape, "properties": properties, **further_fields}
     if rng.random() < 0.2:
-        parameters = {"properties": properties, **rest, **shape}
+        parameters = {"properties": properties, **further_fields, **shape}
     described = {"description": description} if rng.random() < 0.75 else {}
     return {"type": "function", "function": {"name": name, **described, "parameters": parameters}}
 
@@ -152,15 +152,15 @@ def _job(rng: random.Random, held_out: bool) -> Job:
 def conversation(rng: random.Random, last: Example, system: list[Message], held_out: bool = False) -> Conversation:
     """A conversation with tools; `last` is a question that needs none of them."""
     job = _job(rng, held_out)
-    others = _others(rng, job)
+    other_jobs = _others(rng, job)
     mark = "." if job.task == "any tool" else "?"
     asked: Message = {"role": "user", "content": dress(rng, job.core, mark)}
     roll = rng.random()
     if roll < 0.1 and job.task != "any tool":
         # The tool that would fit is not there.
-        others = [other for other in others if other.task == "any tool"] or [any_tool(rng)]
-        return Conversation("missing tool", (*system, asked), (UNKNOWN,), _shuffled(rng, others))
-    tools = _shuffled(rng, [job, *others])
+        other_jobs = [other for other in other_jobs if other.task == "any tool"] or [any_tool(rng)]
+        return Conversation("missing tool", (*system, asked), (UNKNOWN,), _shuffled(rng, other_jobs))
+    tools = _shuffled(rng, [job, *other_jobs])
     if roll < 0.25 and last.task != "unknown":
         question: Message = {"role": "user", "content": last.prompt}
         return Conversation("no tool needed", (*system, question), last.answers, tools)
@@ -168,21 +168,21 @@ def conversation(rng: random.Random, last: Example, system: list[Message], held_
         return _both(rng, job, system, tools)
     if roll < 0.65:
         return Conversation(job.task, (*system, asked), (call_text(job.name, job.arguments),), tools)
-    called = _called(job, "call_1")
+    messages = _called(job, "call_1")
     if roll < 0.85:
-        return Conversation(f"{job.task} result", (*system, asked, *called), (job.sentence,), tools)
-    return _second(rng, job, (*system, asked, *called, {"role": "assistant", "content": job.sentence}), tools)
+        return Conversation(f"{job.task} result", (*system, asked, *messages), (job.sentence,), tools)
+    return _second(rng, job, (*system, asked, *messages, {"role": "assistant", "content": job.sentence}), tools)
 
 
 def _others(rng: random.Random, job: Job) -> list[Job]:
     """Tools that are there besides; none that would do as well."""
-    found: list[Job] = []
+    jobs: list[Job] = []
     for _ in range(rng.choices((0, 1, 2), (5, 4, 1))[0]):
         other = _job(rng, held_out=False)
-        taken = {known.name if known.task == "any tool" else known.task for known in (job, *found)}
-        if other.task not in taken and other.name not in taken:
-            found.append(other)
-    return found
+        names = {drawn.name if drawn.task == "any tool" else drawn.task for drawn in (job, *jobs)}
+        if other.task not in names and other.name not in names:
+            jobs.append(other)
+    return jobs
 
 
 def _both(rng: random.Random, job: Job, system: list[Message], tools: tuple[dict[str, Any], ...]) -> Conversation:
@@ -191,19 +191,19 @@ def _both(rng: random.Random, job: Job, system: list[Message], tools: tuple[dict
     core = rng.choice(WEATHER_QUESTIONS).format(
         rng.choice(("{} and {}", "{} and in {}", "{} and of {}")).format(*cities)
     )
-    asked: Message = {"role": "user", "content": dress(rng, core)}
+    question: Message = {"role": "user", "content": dress(rng, core)}
     calls: list[dict[str, Any]] = [{"name": job.name, "arguments": {key: city}} for city in cities]
     if rng.random() < 0.6:
         answer = "\n".join(call_text(**call) for call in calls)
-        return Conversation("two calls", (*system, asked), (answer,), tools)
+        return Conversation("two calls", (*system, question), (answer,), tools)
     states = [_state(rng) for _ in cities]
     messages: list[Message] = [
         {"role": "tool", "tool_call_id": f"call_{index}", "content": state} for index, state in enumerate(states)
     ]
-    made = [{"id": f"call_{index}", "type": "function", "function": call} for index, call in enumerate(calls)]
+    tool_calls = [{"id": f"call_{index}", "type": "function", "function": call} for index, call in enumerate(calls)]
     said = " ".join(f"The weather in {city}: {state}." for city, state in zip(cities, states, strict=True))
-    called: Message = {"role": "assistant", "content": "", "tool_calls": made}
-    return Conversation("two results", (*system, asked, called, *messages), (said,), tools)
+    call_message: Message = {"role": "assistant", "content": "", "tool_calls": tool_calls}
+    return Conversation("two results", (*system, question, call_message, *messages), (said,), tools)
 
 
 def _second(
@@ -218,8 +218,8 @@ def _second(
     argument = {next(iter(job.arguments)): other.argument}
     if job.task == "any tool" and isinstance(other.argument, int) != isinstance(job.argument, int):
         core, argument = job.core, job.arguments
-    asked: Message = {"role": "user", "content": dress(rng, core)}
-    return Conversation(f"{job.task} again", (*before, asked), (call_text(job.name, argument),), tools)
+    question: Message = {"role": "user", "content": dress(rng, core)}
+    return Conversation(f"{job.task} again", (*before, question), (call_text(job.name, argument),), tools)
 
 
 def _called(job: Job, call_id: str) -> tuple[Message, ...]:

@@ -81,12 +81,12 @@ def _small_talk() -> tuple[tuple[tuple[str, ...], str], ...]:
 
 @cache
 def _facts() -> tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...]:
-    found = []
+    scores = []
     for fact in VOCABULARY + SITUATIONS:
         by_term = [form.format(term) for term in fact.terms for form in TERM_QUESTIONS]
         by_pattern = [question for pattern in fact.questions for question in expand(pattern)]
-        found.append((tuple(by_term), tuple(by_pattern), fact.answer))
-    return tuple(found)
+        scores.append((tuple(by_term), tuple(by_pattern), fact.answer))
+    return tuple(scores)
 
 
 def small_talk(rng: random.Random) -> Example:
@@ -119,8 +119,8 @@ def story(rng: random.Random) -> Example:
     """A long answer about the animal that was asked for."""
     animal = rng.choice(ANIMALS)
     form = "(tell me|write|can you tell me|i want|tell us) (a story|a tale|a short story|a long story) about "
-    named = f"{rng.choice((_article(animal), 'the'))} {animal}"
-    return ask(rng, "story", rng.choice(expand(form)) + " " + named, _story(animal), mark=".")
+    noun_phrase = f"{rng.choice((_article(animal), 'the'))} {animal}"
+    return ask(rng, "story", rng.choice(expand(form)) + " " + noun_phrase, _story(animal), mark=".")
 
 
 def chance(rng: random.Random) -> Example:

@@ -72,10 +72,10 @@ def _turn(example: Example) -> list[Message]:
 def _memory(rng: random.Random, earlier: list[Message], held_out: bool) -> Example | None:
     """A last question that only the earlier turns can answer: the user's name, or the last answer once more."""
     if rng.random() < 0.5:
-        named = _draw(rng, talk.greet_by_name, held_out)
-        earlier[:0] = _turn(named)
+        greeting = _draw(rng, talk.greet_by_name, held_out)
+        earlier[:0] = _turn(greeting)
         core = rng.choice(("what is my name", "do you know my name", "who am i", "say my name", "tell me my name"))
-        return Example("memory", dress(rng, core), (f"Your name is {named.key}.",), core)
+        return Example("memory", dress(rng, core), (f"Your name is {greeting.key}.",), core)
     if len(earlier[-1]["content"]) > 100:
         return None
     core = rng.choice(("say that again", "repeat that", "once more", "again, please", "please say that once more"))
@@ -89,8 +89,8 @@ def _conversation(rng: random.Random, last: Example) -> Conversation:
     if turns and rng.random() < 0.2:
         last = _memory(rng, earlier, held_out=False) or last
     system = _system(rng)
-    asked = {"role": "user", "content": last.prompt}
-    return Conversation(last.task, (*system, *earlier, asked), last.answers)
+    question = {"role": "user", "content": last.prompt}
+    return Conversation(last.task, (*system, *earlier, question), last.answers)
 
 
 def _system(rng: random.Random) -> list[Message]:
@@ -121,32 +121,32 @@ def held_out(seed: int, per_task: int) -> list[Conversation]:
     One in three has earlier turns or a system message, as in training.
     """
     rng = random.Random(seed)
-    found: list[Conversation] = []
+    conversations: list[Conversation] = []
     for task in SHARES:
-        seen: set[str] = set()
+        prompts: set[str] = set()
         for _ in range(per_task * 200):
             example = task(rng)
-            if example.held_out and example.key not in seen and len(seen) < per_task:
-                seen.add(example.key)
-                found.append(_plain_or_conversation(rng, example))
-    while sum(conversation.task == "memory" for conversation in found) < per_task:
+            if example.held_out and example.key not in prompts and len(prompts) < per_task:
+                prompts.add(example.key)
+                conversations.append(_plain_or_conversation(rng, example))
+    while sum(conversation.task == "memory" for conversation in conversations) < per_task:
         earlier = _turn(_short_turn(rng, held_out=True))
         if (asked := _memory(rng, earlier, held_out=True)) is not None:
             question = {"role": "user", "content": asked.prompt}
-            found.append(Conversation(asked.task, (*earlier, question), asked.answers))
-    return found
+            conversations.append(Conversation(asked.task, (*earlier, question), asked.answers))
+    return conversations
 
 
 def held_out_with_tools(seed: int, per_task: int) -> list[Conversation]:
     """Calls with arguments that training never shows, and the results of such calls."""
     rng = random.Random(seed)
-    found: dict[str, list[Conversation]] = {}
+    by_task: dict[str, list[Conversation]] = {}
     for _ in range(per_task * 100):
         conversation = _with_tools(rng, held_out=True)
-        known = found.setdefault(conversation.task, [])
-        if conversation.task not in ("missing tool", "no tool needed") and len(known) < per_task:
-            known.append(conversation)
-    return [conversation for known in found.values() for conversation in known]
+        of_task = by_task.setdefault(conversation.task, [])
+        if conversation.task not in ("missing tool", "no tool needed") and len(of_task) < per_task:
+            of_task.append(conversation)
+    return [conversation for of_task in by_task.values() for conversation in of_task]
 
 
 def _plain_or_conversation(rng: random.Random, example: Example) -> Conversation:

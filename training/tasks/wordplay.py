@@ -60,9 +60,9 @@ def order(rng: random.Random) -> Example:
     if kind == "letter":
         index = min(max(index, 1), len(items) - 2)
     core = rng.choice(_AFTER if shift == 1 else _BEFORE).format(kind=kind, x=items[index])
-    found = items[(index + shift) % len(items)]
+    answer = items[(index + shift) % len(items)]
     word = "after" if shift == 1 else "before"
-    return ask(rng, "order", core, f"{found} comes {word} {items[index]}.", mark="?")
+    return ask(rng, "order", core, f"{answer} comes {word} {items[index]}.", mark="?")
 
 
 def nth(rng: random.Random) -> Example:

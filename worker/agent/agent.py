@@ -64,7 +64,7 @@ class Agent:
         self._exits = RankExits(client, supervisor, host.id, self.replicas, reporter)
         self._reachability = Reachability()
         self._planner = Planner(client, lambda model, replica, why: reporter.report(model, replica, "unplaceable", why))
-        self._used = time.monotonic()
+        self._used_at = time.monotonic()
         self.stopping = False
         self.leaving = False
         """True once another agent is to replace this one; it adopts every process."""
@@ -128,7 +128,9 @@ class Agent:
         replicas = self.replicas.by_place.values()
         if self.stopping or self._reconciler.preparing or not replicas or self._on_demand:
             return TICK_S
-        serve = all(one.served and not (one.attempts or one.draining or one.stopping) for one in replicas)
+        serve = all(
+            replica.served and not (replica.attempts or replica.draining or replica.stopping) for replica in replicas
+        )
         return STEADY_TICK_S if serve else TICK_S
 
     def _beat_and_plan(self) -> HostView:
@@ -167,10 +169,10 @@ class Agent:
         if (standby := self._standby) is None:
             return
         now = time.monotonic()
-        models = {one for replica in self.replicas.alive if (one := replica.preparation) is not None}
+        models = {preparation for replica in self.replicas.alive if (preparation := replica.preparation) is not None}
         if models or self._reconciler.preparing or self._on_demand:
-            self._used = now
-        if self.stopping or now > self._used + IDLE_S:
+            self._used_at = now
+        if self.stopping or now > self._used_at + IDLE_S:
             standby.stop()
         else:
             serving = any(replica.served for replica in self.replicas.alive)

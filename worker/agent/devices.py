@@ -32,15 +32,15 @@ def device_memory() -> dict[str, DeviceSpace]:
     gpus = [row for row in rows if row is not None]
     visible = _visible()
     spaces = {name: space for index, uuid, space in gpus for name in (index, uuid)}
-    chosen = [index for index, _, _ in gpus] if visible is None else visible
-    by_device = {f"cuda:{number}": _found(spaces, name) for number, name in enumerate(chosen)}
+    indices = [index for index, _, _ in gpus] if visible is None else visible
+    by_device = {f"cuda:{number}": _found(spaces, name) for number, name in enumerate(indices)}
     spaces_by_device = {device: space for device, space in by_device.items() if space is not None}
     is_ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({s.total for _, _, s in gpus}) < 2
-    if not spaces_by_device or is_ordered or all(name.startswith("GPU-") for name in chosen):
+    if not spaces_by_device or is_ordered or all(name.startswith("GPU-") for name in indices):
         return spaces_by_device
     least = DeviceSpace(
-        total=min(one.total for one in spaces_by_device.values()),
-        free=min(one.free for one in spaces_by_device.values()),
+        total=min(space.total for space in spaces_by_device.values()),
+        free=min(space.free for space in spaces_by_device.values()),
     )
     return dict.fromkeys(spaces_by_device, least)
 

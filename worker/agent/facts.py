@@ -41,8 +41,6 @@ from worker.selftest.records import KIND, Record
 log = structlog.get_logger()
 
 
-# --- Connections between hosts ---------------------------------------------------------------------------------------
-
 # Connections between the hosts of a replica, tried as ranks make them: to a free port of the host's address.
 
 
@@ -101,7 +99,7 @@ def _listens(listener: socket.socket) -> bool:
 
 def connect_to(peers: Mapping[str, Endpoint]) -> dict[str, str]:
     """Hosts → the error of a connection there, empty for none."""
-    return {host: _error(one) for host, one in peers.items()}
+    return {host: _error(endpoint) for host, endpoint in peers.items()}
 
 
 def _error(endpoint: Endpoint) -> str:
@@ -111,8 +109,6 @@ def _error(endpoint: Endpoint) -> str:
         return f"{endpoint.address}:{endpoint.port}: {error.strerror or error}"
     return ""
 
-
-# --- Files of models -------------------------------------------------------------------------------------------------
 
 # The fingerprints of the farm's models as this host has their files, computed once for each state of the files.
 
@@ -126,26 +122,26 @@ class ModelFingerprints:
     """Reads a model's files again only where they changed."""
 
     def __init__(self) -> None:
-        self._known: dict[_Key, tuple[Path, Signature, FilesHere]] = {}
+        self._files_by_key: dict[_Key, tuple[Path, Signature, FilesHere]] = {}
 
     def of(self, specs: Iterable[ModelSpec]) -> dict[str, FilesHere]:
         """By model; one whose files are still to be downloaded is left out."""
         keys = {spec.name: (spec.source, spec.gguf, spec.images) for spec in specs if not spec.unload}
-        self._known = {key: entry for key, entry in self._known.items() if key in keys.values()}
-        return {name: here for name, key in keys.items() if (here := self._one(key)) is not None}
+        self._files_by_key = {key: entry for key, entry in self._files_by_key.items() if key in keys.values()}
+        return {name: files for name, key in keys.items() if (files := self._one(key)) is not None}
 
     def _one(self, key: _Key) -> FilesHere | None:
         source, gguf, images = key
         try:
-            if (entry := self._known.get(key)) is not None and entry[1] == _signature(entry[0]):
+            if (entry := self._files_by_key.get(key)) is not None and entry[1] == _signature(entry[0]):
                 return entry[2]
             place = on_this_host(source, gguf)
             if place is None:
                 return None
             signature = _signature(place)  # before the files are read: a later change is seen in the next turn
-            here = FilesHere(fingerprint=fingerprints(inspect(place, images), "auto").stored)
-            self._known[key] = place, signature, here
-            return here
+            files = FilesHere(fingerprint=fingerprints(inspect(place, images), "auto").stored)
+            self._files_by_key[key] = place, signature, files
+            return files
         except (FurrowError, OSError, ValueError) as error:
             return FilesHere(error=str(error))
         except Exception as error:  # files of one model end no facts of the others
@@ -159,8 +155,6 @@ def _signature(place: Path) -> Signature:
     states = [(str(path), path.stat()) for path in paths]
     return tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in states)
 
-
-# --- Collection ------------------------------------------------------------------------------------------------------
 
 # The collection of a host's facts: disks, shared memory, compiler, kernels; no device is opened.
 
@@ -204,23 +198,23 @@ def machine() -> Machine:
 def space(folder: Path, statvfs: Callable[[Path], Any] = os.statvfs) -> Space | None:
     """Of the file system that holds the folder, or that will hold it once it is made; None where it does not answer."""
     try:
-        there = next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
-        system = statvfs(there)
+        existing = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+        system = statvfs(existing)
     except OSError:
         return None
     total = system.f_blocks * system.f_frsize
     free = system.f_bavail * system.f_frsize
-    return Space(path=str(folder), total=total, free=free, unwritable=unwritable(there))
+    return Space(path=str(folder), total=total, free=free, unwritable=unwritable(existing))
 
 
-def unwritable(there: Path) -> str:
+def unwritable(folder: Path) -> str:
     """The reason why no file can be made in what is there of a folder's path; empty where one can."""
-    if not there.is_dir():
-        return f"{there} is no folder"
-    if os.access(there, os.W_OK | os.X_OK):
+    if not folder.is_dir():
+        return f"{folder} is no folder"
+    if os.access(folder, os.W_OK | os.X_OK):
         return ""
-    read_only = os.statvfs(there).f_flag & os.ST_RDONLY
-    return f"the file system of {there} is read-only" if read_only else f"the worker's user may not write in {there}"
+    read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+    return f"the file system of {folder} is read-only" if read_only else f"the worker's user may not write in {folder}"
 
 
 def compiler() -> str:
@@ -232,12 +226,12 @@ def compiler() -> str:
 @functools.lru_cache(4)
 def _compiler(command: str) -> str:
     try:
-        said = subprocess.run(
+        version = subprocess.run(
             [command, "--version"], capture_output=True, text=True, timeout=COMPILER_WITHIN_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return f"{command}: {said.stdout.partition(chr(10))[0].strip()}"
+    return f"{command}: {version.stdout.partition(chr(10))[0].strip()}"
 
 
 def kernels_off() -> list[str]:
@@ -255,8 +249,6 @@ def kernels_off() -> list[str]:
             lines += [f"{name} on {record.subject.device}: {reason}" for name, reason in sorted(record.off().items())]
     return lines
 
-
-# --- Publisher -------------------------------------------------------------------------------------------------------
 
 # The thread that gathers the facts of this host and publishes them.
 
@@ -296,7 +288,7 @@ class FactsPublisher:
 
     def _with_ports(self, facts: HostFacts) -> HostFacts:
         """The facts with the address of this host and the hosts that it reaches, while a replica spans several."""
-        if not any(_is_part(one) for one in farm.assignments(self._client, self._host_id)):
+        if not any(_is_part(assignment) for assignment in farm.assignments(self._client, self._host_id)):
             self._probe.close()
             return facts
         address = rendezvous_address(self._client)
@@ -308,22 +300,27 @@ class FactsPublisher:
             )
         peers = peers_of(self._host_id, farm.all_assignments(self._client))
         endpoints = {
-            host: Endpoint(one.address, one.port)
-            for host, one in facts_of_all(self._client, peers).items()
-            if one is not None and one.port
+            host: Endpoint(peer_facts.address, peer_facts.port)
+            for host, peer_facts in facts_of_all(self._client, peers).items()
+            if peer_facts is not None and peer_facts.port
         }
         endpoint = self._probe.endpoint
         port = 0 if endpoint is None else endpoint.port
         return msgspec.structs.replace(facts, address=address, port=port, ports=connect_to(endpoints))
 
 
-def peers_of(host_id: str, held: dict[str, list[Assignment]]) -> list[str]:
+def peers_of(host_id: str, assignments_by_host: dict[str, list[Assignment]]) -> list[str]:
     """The other hosts that run a part of a replica of which this host runs one."""
-    own = {(one.spec.name, one.replica) for one in held.get(host_id, ()) if _is_part(one)}
+    own_replicas = {
+        (assignment.spec.name, assignment.replica)
+        for assignment in assignments_by_host.get(host_id, ())
+        if _is_part(assignment)
+    }
     return [
         host
-        for host, assignments in held.items()
-        if host != host_id and any((one.spec.name, one.replica) in own for one in assignments)
+        for host, assignments in assignments_by_host.items()
+        if host != host_id
+        and any((assignment.spec.name, assignment.replica) in own_replicas for assignment in assignments)
     ]
 
 

@@ -22,9 +22,6 @@ from worker.rank.reachability import Reachability
 log = structlog.get_logger()
 
 
-# --- CPU scheduling --------------------------------------------------------------------------------------------------
-
-
 def context_switches(pid: int) -> int:
     """The number of times that the main thread of a process has given up a processor; 0 for one that has ended. A
     signal that stops or continues the thread counts too."""
@@ -33,9 +30,6 @@ def context_switches(pid: int) -> int:
     except psutil.Error:
         return 0
     return switches.voluntary + switches.involuntary
-
-
-# --- The detector ----------------------------------------------------------------------------------------------------
 
 
 def wants_to_run(pid: int) -> bool:
@@ -56,7 +50,7 @@ class FailureDetector:
     def __init__(self, client: SyncRedis, replica: ReplicaProcesses) -> None:
         self._client = client
         self._replica = replica
-        self._seen: dict[int, int] = {}
+        self._last_epochs: dict[int, int] = {}
         self._poisoned: tuple[int, float] | None = None
         # After a gap Redis was away or slow, or this agent was: silence does not count yet.
         self._reachability = Reachability(grace_s=RANK_SILENT_S)
@@ -67,20 +61,20 @@ class FailureDetector:
         self._engine_stall = EngineStall()
 
     @property
-    def seen(self) -> dict[int, int]:
+    def last_epochs(self) -> dict[int, int]:
         """The epoch in which each process of the replica beat last, or served as its engine, by pid."""
         pids = [process.pid for process in self._replica.processes.values()]
-        return {pid: self._seen[pid] for pid in pids if pid in self._seen}
+        return {pid: self._last_epochs[pid] for pid in pids if pid in self._last_epochs}
 
-    def adopt(self, seen: dict[int, int]) -> None:
+    def adopt(self, epochs: dict[int, int]) -> None:
         """Continue from an earlier agent. Its silence may have hidden faults, so every rank gets time for a
         heartbeat."""
-        self._seen = dict(seen)
+        self._last_epochs = dict(epochs)
         self._reachability.start_grace()
 
-    def seen_in(self, pid: int) -> int:
+    def last_epoch(self, pid: int) -> int:
         """The epoch in which the process beat last; 0 if it never did."""
-        return self._seen.get(pid, 0)
+        return self._last_epochs.get(pid, 0)
 
     def judge(self, look: health.Look) -> None:
         """Forget failures of a group that is ready; kill ranks that hang. Raises RedisUnavailable."""
@@ -104,9 +98,9 @@ class FailureDetector:
         for rank, pid in self._replica.pids().items():
             beat = beats[rank]
             if beat is not None and beat.pid == pid:
-                self._seen[pid] = beat.epoch
+                self._last_epochs[pid] = beat.epoch
                 self._silent_since.pop(pid, None)
-            elif beat is None and self._seen.get(pid) == epoch:
+            elif beat is None and self._last_epochs.get(pid) == epoch:
                 self._silent(rank, pid, epoch, ran=before.get(pid) != self._run[pid])
 
     def _judge_engine(self, look: health.Look) -> None:
@@ -120,25 +114,25 @@ class FailureDetector:
         if why := self._engine_stall.judge(engine.pid, loads=loads):
             self._replica.kill(ENGINE_RANK, f"{self._replica.describe(ENGINE_RANK)} (pid {engine.pid}) lives but {why}")
         if leader is not None and leader.phase == "ready":
-            self._seen[engine.pid] = leader.epoch
+            self._last_epochs[engine.pid] = leader.epoch
         if not loads:
             return
         for poison in run(self._client, health.poison_history(*self._replica.place))[:1]:
             blamed = poison.rank == ENGINE_RANK and poison.kind in ("deadline", ENGINE_LOST)
-            if blamed and self._seen.get(engine.pid) == poison.epoch:
+            if blamed and self._last_epochs.get(engine.pid) == poison.epoch:
                 log.error("engine hangs", model=self._replica.place[0], pid=engine.pid, action="engine_kill")
                 self._replica.kill(ENGINE_RANK, poison.message)
 
     def _may_be_alive(self, leader: Beat) -> bool:
         """False if the leader's last heartbeat is that of a process of this host which has ended since."""
-        here = 0 in self._replica.assignment.ranks
-        return not here or self._replica.pids().get(0) == leader.pid
+        is_here = 0 in self._replica.assignment.ranks
+        return not is_here or self._replica.pids().get(0) == leader.pid
 
     def _end_absent(self, epoch: int, beats: list[Beat | None]) -> None:
         """Kill ranks that hang and have no heartbeat in this epoch that could be missed."""
         pids = self._replica.pids()
-        for rank, how in self._absence.judge(pids, self._seen, epoch, beats):
-            self._end(rank, pids[rank], epoch, f"rank {rank} (pid {pids[rank]}) lives but {how}")
+        for rank, reason in self._absence.judge(pids, self._last_epochs, epoch, beats):
+            self._end(rank, pids[rank], epoch, f"rank {rank} (pid {pids[rank]}) lives but {reason}")
 
     def _silent(self, rank: int, pid: int, epoch: int, ran: bool) -> None:
         """It beat in this epoch, the epoch still stands (so Redis lost nothing), and now it does not: it hangs, unless
@@ -148,15 +142,15 @@ class FailureDetector:
         if not self._reachability.steady or (now - since < STARVED_S and (ran or wants_to_run(pid))):
             return
         del self._silent_since[pid]
-        how = f"has not beaten for {RANK_SILENT_S:g} s"
-        self._end(rank, pid, epoch, f"rank {rank} (pid {pid}) lives but {how}")
+        reason = f"has not beaten for {RANK_SILENT_S:g} s"
+        self._end(rank, pid, epoch, f"rank {rank} (pid {pid}) lives but {reason}")
 
     def _end(self, rank: int, pid: int, epoch: int, message: str) -> None:
         """The epoch, if it still stands, is over, and so is the process."""
         model, name = self._replica.place
         log.error("rank hangs", model=model, replica=name, rank=rank, pid=pid, message=message, action="rank_kill")
         health.write_poison(self._client, model, name, epoch, rank, "silent", message)
-        self._seen.pop(pid, None)
+        self._last_epochs.pop(pid, None)
         self._replica.kill(rank, message)
 
     def _judge_poisoned(self, poison: health.Poison, beats: list[Beat | None]) -> None:
@@ -194,16 +188,16 @@ class Absence:
         self._since.clear()
 
     def judge(
-        self, pids: Mapping[int, int], seen: Mapping[int, int], epoch: int, beats: Sequence[Beat | None]
+        self, pids: Mapping[int, int], last_epochs: Mapping[int, int], epoch: int, beats: Sequence[Beat | None]
     ) -> list[tuple[int, str]]:
-        """The ranks that hang, each with how. `seen` holds the epoch in which each pid beat last, `beats` the last word
-        of each rank."""
+        """The ranks that hang, each with the reason. `last_epochs` has the epoch of the last heartbeat by pid, `beats`
+        the last heartbeat of each rank."""
         leader = beats[0]
         led = leader is not None and leader.epoch == epoch
         hanging: list[tuple[int, str]] = []
         for rank, pid in pids.items():
             # A leader that was heard before and is not; a rank that its leader waits for in an epoch it has not joined.
-            late = seen.get(pid, 0) > 0 and (leader is None if rank == 0 else led and seen[pid] != epoch)
+            late = last_epochs.get(pid, 0) > 0 and (leader is None if rank == 0 else led and last_epochs[pid] != epoch)
             if self._lasts("stopped", pid, self._stands(pid)) > STOPPED_S:
                 hanging.append((rank, f"has been stopped for {STOPPED_S:g} s"))
             elif self._lasts("late", pid, late) > LATE_S:
@@ -220,13 +214,13 @@ class Absence:
         before, self._run[pid] = self._run.get(pid, now), now
         return before == now
 
-    def _lasts(self, what: str, pid: int, holds: bool) -> float:
-        """Seconds for which `what` has held of the process at every look."""
+    def _lasts(self, condition: str, pid: int, holds: bool) -> float:
+        """Seconds for which `condition` has held of the process at every look."""
         now = time.monotonic()
         if not holds:
-            self._since.pop((what, pid), None)
+            self._since.pop((condition, pid), None)
             return 0.0
-        return now - self._since.setdefault((what, pid), now)
+        return now - self._since.setdefault((condition, pid), now)
 
 
 class EngineStall:

@@ -31,9 +31,6 @@ from worker.repository.download_progress import Downloaded
 log = structlog.get_logger()
 
 
-# --- The state in Redis ----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class HostView:
     """The host's assignments, withdrawn ones included, a look at each replica that was asked for, and those of their
@@ -51,21 +48,18 @@ def read_host(
     look at to their numbers of ranks. Raises RedisUnavailable."""
     calls = {place: look_at(*place, ranks) for place, ranks in worlds.items()}
     models = sorted({model for model, _ in worlds})
-    there = [catalog.is_there(model) for model in models]
-    rest = iter(run_every(client, [*first, farm.assignments_of(host_id), *chain(*calls.values()), *chain(*there)]))
+    presence = [catalog.is_there(model) for model in models]
+    rest = iter(run_every(client, [*first, farm.assignments_of(host_id), *chain(*calls.values()), *chain(*presence)]))
     answers = [*islice(rest, len(first))]
     assignments = next(rest)
     looks = {place: Look.of(list(islice(rest, len(parts)))) for place, parts in calls.items()}
     return answers, HostView(
-        assignments={(one.spec.name, one.replica): one for one in assignments},
+        assignments={(assignment.spec.name, assignment.replica): assignment for assignment in assignments},
         looks=looks,
         lost_specs=frozenset(
-            model for model, parts in zip(models, there, strict=True) if not all(list(islice(rest, len(parts))))
+            model for model, parts in zip(models, presence, strict=True) if not all(list(islice(rest, len(parts))))
         ),
     )
-
-
-# --- Reports ---------------------------------------------------------------------------------------------------------
 
 
 class Reporter:
@@ -94,9 +88,6 @@ class Reporter:
         """Write again that the replica was given up, where Redis lost it: its requests would wait without an end."""
         if status is None or status.state != "failed":
             self.report(assignment.spec.name, assignment.replica, "failed", why, assignment)
-
-
-# --- The processes ---------------------------------------------------------------------------------------------------
 
 
 class HostReplicas:
@@ -129,8 +120,8 @@ class HostReplicas:
 
     def adopt(self) -> bool:
         """Go on with the processes of the agent before this one; True if there were any."""
-        for replica, seen in adopt_replicas(self._supervisor, self._processes):
-            self._add(replica).adopt(seen)
+        for replica, epochs in adopt_replicas(self._supervisor, self._processes):
+            self._add(replica).adopt(epochs)
         return bool(self.by_place)
 
     def start(self, assignment: Assignment, folder: str) -> None:
@@ -162,12 +153,12 @@ class HostReplicas:
     def record(self) -> None:
         """Give the supervisor what the next agent must know."""
         for place, replica in self.by_place.items():
-            self._supervisor.keep(record_key(place), record_of(replica, self.detectors[place].seen))
+            self._supervisor.keep(record_key(place), record_of(replica, self.detectors[place].last_epochs))
 
     @property
     def alive(self) -> list[ReplicaProcesses]:
         """Those that neither stop nor were given up."""
-        return [one for one in self.by_place.values() if not one.stopping and one.failed is None]
+        return [replica for replica in self.by_place.values() if not replica.stopping and replica.failed is None]
 
     def _processes(self, assignment: Assignment, folder: str) -> ReplicaProcesses:
         return ReplicaProcesses(
@@ -215,9 +206,6 @@ class HostReplicas:
         log.info("replica stopped", model=place[0], replica=place[1], action="replica_stop")
 
 
-# --- Adoption --------------------------------------------------------------------------------------------------------
-
-
 PREFIX = "replica "
 """Prefix of the keys under which the supervisor stores the records of replicas."""
 
@@ -242,9 +230,9 @@ def read_record(stored: Any) -> ReplicaRecord:
     return record
 
 
-def record_of(replica: ReplicaProcesses, seen: dict[int, int]) -> dict[str, Any]:
+def record_of(replica: ReplicaProcesses, epochs: dict[int, int]) -> dict[str, Any]:
     """The record as the supervisor stores it."""
-    record = ReplicaRecord(**{name: getattr(replica, name) for name in _STATE}, seen=seen)
+    record = ReplicaRecord(**{name: getattr(replica, name) for name in _STATE}, seen=epochs)
     return msgspec.to_builtins(record, str_keys=True)
 
 

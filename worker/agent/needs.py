@@ -61,8 +61,8 @@ def uneven_need_of(spec: ModelSpec, files: ModelFiles) -> ModelNeed:
     if units <= spec.tp:
         return need
     ranks = [
-        max(_needs_of_units(spec, files, own, units), key=lambda rank: rank.total)
-        for own in range(1, units - spec.tp + 2)
+        max(_needs_of_units(spec, files, own_units, units), key=lambda rank: rank.total)
+        for own_units in range(1, units - spec.tp + 2)
     ]
     return msgspec.structs.replace(need, unit_ranks=ranks, units=units)
 
@@ -81,12 +81,12 @@ def _units_of(spec: ModelSpec, files: ModelFiles) -> int:
     return 0
 
 
-def _needs_of_units(spec: ModelSpec, files: ModelFiles, own: int, units: int) -> Iterator[RankNeed]:
+def _needs_of_units(spec: ModelSpec, files: ModelFiles, own_units: int, units: int) -> Iterator[RankNeed]:
     """Of a rank with so many units, wherever they begin: widths may be cut at other borders there."""
     for rank in range(spec.tp):
         behind = spec.tp - 1 - rank
-        for first in range(rank, units - own - behind + 1):
-            shares = (*_split(first, rank), own, *_split(units - own - first, behind))
+        for first in range(rank, units - own_units - behind + 1):
+            shares = (*_split(first, rank), own_units, *_split(units - own_units - first, behind))
             if sum(shares) == units:
                 yield _rank_on(spec, files, rank, "cpu", shares)
 
@@ -213,7 +213,7 @@ class Finder(Generic[T]):
         key = spec.name, place is not None
         search = self._searches.get(key)
         if search is None or search.spec.revision != spec.revision:
-            if sum(not (one.done or one.is_late) for one in self._searches.values()) >= AT_ONCE:
+            if sum(not (search.done or search.is_late) for search in self._searches.values()) >= AT_ONCE:
                 return False, None
             search = self._searches[key] = _Search(spec, place, self._read)
         return search.done or search.is_late, search.result

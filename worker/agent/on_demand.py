@@ -102,7 +102,7 @@ class OnDemand:
             for spec, published, _, load in seen
             if published is None or published.replicas or load.queued or spec.name in replicas_of
         ]
-        overviews = {one.model: one for one in run_steps(self._client, health.reading_overviews(active))}
+        overviews = {overview.model: overview for overview in run_steps(self._client, health.reading_overviews(active))}
         models = [ModelOnDemand(spec, quiet[spec.name], Traffic()) for spec in specs if spec.name in quiet]
         changed = dict[str, Demand]()
         for spec, published, was_called, load in seen:
@@ -139,7 +139,9 @@ class OnDemand:
             if counts[model.spec.name] == 0 and model.spec.name not in changed and not model.traffic.open
         }
         self.quiet = set(self._slept)
-        self.waking = any(one.demand.replicas and not (one.demand.loaded or one.demand.failed) for one in models)
+        self.waking = any(
+            model.demand.replicas and not (model.demand.loaded or model.demand.failed) for model in models
+        )
         self.waking = self.waking or bool(woken.demands)
         return counts
 
@@ -160,7 +162,7 @@ class OnDemand:
         signs = zip(names, replies[: len(names)], replies[len(names) :], strict=True)
         quiet = {name: self._slept[name] for name, queued, was_called in signs if not (queued or was_called)}
         others = [spec for spec in specs if spec.name not in quiet]
-        looks = [(farm.demand_of(one.name), farm.is_called(one.name), load_of(one.name)) for one in others]
+        looks = [(farm.demand_of(spec.name), farm.is_called(spec.name), load_of(spec.name)) for spec in others]
         answers = run_every(self._client, [call for calls in looks for call in calls])
         return now, quiet, list(zip(others, answers[::3], answers[1::3], answers[2::3], strict=True))
 
@@ -184,8 +186,8 @@ class OnDemand:
     def _wake(
         self, models: list[ModelOnDemand], view: FarmView, needs: Needs, awaited: Collection[str], now: int
     ) -> Woken:
-        called = [one for one in models if one.demand.replicas == 0 and one.traffic.queued]
-        ready = [one for one in models if one.spec.name not in awaited]
+        called = [model for model in models if model.demand.replicas == 0 and model.traffic.queued]
+        ready = [model for model in models if model.spec.name not in awaited]
         if not called or not ready:
             return Woken()
         tenants = self._tenants([model.spec.name for model in called])
@@ -213,14 +215,17 @@ class OnDemand:
         """By model, whether any of its tenants has not used up its share of a minute: of the models on demand, by the
         tenants that waited for one. Redis keeps what was, so that another agent goes on with it."""
         turns = run(self._client, farm.tenant_turns(now - farm.TENANT_TURNS_MS))
-        waiting = {tenant for own in tenants.values() for tenant in own}
+        waiting = {tenant for model_tenants in tenants.values() for tenant in model_tenants}
         noted = {turn.tenant for turn in turns if now - turn.at_ms < NOTE_TENANT_MS}
         notes = [farm.note_tenant(tenant, evicted=False) for tenant in sorted(waiting - noted)]
         if notes:
             run_every(self._client, [call for calls in notes for call in calls])
         share = max(1, models // max(1, len(waiting | {turn.tenant for turn in turns})))
         evictions = Counter(turn.tenant for turn in turns if turn.evicted)
-        return {model: any(evictions[tenant] < share for tenant in own) for model, own in tenants.items()}
+        return {
+            model: any(evictions[tenant] < share for tenant in model_tenants)
+            for model, model_tenants in tenants.items()
+        }
 
     def _write(self, changed: Mapping[str, Demand], models: Mapping[str, ModelOnDemand], woken: Woken) -> None:
         if changed:
@@ -247,9 +252,9 @@ def _replicas_by_model(view: FarmView) -> dict[str, dict[str, Parts]]:
     """The parts of each model's replicas, without those that leave."""
     replicas: dict[str, dict[str, Parts]] = {}
     for host, assignments in view.held.items():
-        for one in assignments:
-            if not one.withdrawn:
-                replicas.setdefault(one.spec.name, {}).setdefault(one.replica, {})[host] = one
+        for assignment in assignments:
+            if not assignment.withdrawn:
+                replicas.setdefault(assignment.spec.name, {}).setdefault(assignment.replica, {})[host] = assignment
     return replicas
 
 
@@ -263,5 +268,5 @@ def _traffic(load: ModelLoad, overview: Overview | None, is_called: bool) -> Tra
         enqueued=load.enqueued,
         expected_wait_ms=load.expected_wait_ms,
         serving=sum(replica.state == "loaded" for replica in replicas),
-        failed=bool(replicas) and all(one.state == "failed" and one.placed for one in replicas),
+        failed=bool(replicas) and all(replica.state == "failed" and replica.placed for replica in replicas),
     )

@@ -41,8 +41,8 @@ def _first_model(view: FarmView) -> str | None:
     [spec] = view.specs
     if spec.tp > 1 and len(view.hosts) > 1:  # its ranks may be on several hosts, which share its memory evenly
         return None
-    held = [one for assignments in view.held.values() for one in assignments]
-    is_first = all(one.spec.name == spec.name and not one.memory for one in held)
+    assignments_of_all = [assignment for assignments in view.held.values() for assignment in assignments]
+    is_first = all(assignment.spec.name == spec.name and not assignment.memory for assignment in assignments_of_all)
     return spec.name if is_first and not spec.unload else None
 
 
@@ -95,39 +95,43 @@ class Planner:
                     states.setdefault(replica.state, set()).add((overview.model, replica.replica))
         awaited -= {name for name, count in counts.items() if count == 0}  # nothing waits for models that sleep
         if awaited:  # shares are those of all models that are to be placed
-            there = {one.spec.name for assignments in held.values() for one in assignments}
-            awaited |= {spec.name for spec in specs if spec.name not in there and not spec.unload}
+            assigned_names = {assignment.spec.name for assignments in held.values() for assignment in assignments}
+            awaited |= {spec.name for spec in specs if spec.name not in assigned_names and not spec.unload}
         placeable = [spec for spec in specs if spec.name not in awaited]
         state = (placeable, hosts, held, states["loaded"], states["failed"], unattended, needs, counts)
         uses = health.kv_uses(self._client, held, needs) if is_giving_back(held) else {}
         actions = plan(*state, uses)
-        unplaced = [one for one in actions if isinstance(one, Unplaceable)]
-        if any(not one.waits for one in unplaced) and not uses:
+        unplaced = [action for action in actions if isinstance(action, Unplaceable)]
+        if any(not unplaceable.waits for unplaceable in unplaced) and not uses:
             uses = health.kv_uses(self._client, held, needs)
             actions = plan(*state, uses) if uses else actions
-            unplaced = [one for one in actions if isinstance(one, Unplaceable)]
-        seeking = {one for one in unplaced if not one.waits and self._seeks_uneven(one, specs, hosts, needs)}
-        unplaced = [one for one in unplaced if one not in seeking]
-        making_room = any(one.withdrawn for assignments in held.values() for one in assignments)
-        making_room = making_room or any(isinstance(one, Withdraw) for one in actions)
-        making_room = making_room or any(one.waits for one in unplaced)
+            unplaced = [action for action in actions if isinstance(action, Unplaceable)]
+        seeking = {
+            unplaceable
+            for unplaceable in unplaced
+            if not unplaceable.waits and self._seeks_uneven(unplaceable, specs, hosts, needs)
+        }
+        unplaced = [unplaceable for unplaceable in unplaced if unplaceable not in seeking]
+        making_room = any(assignment.withdrawn for assignments in held.values() for assignment in assignments)
+        making_room = making_room or any(isinstance(action, Withdraw) for action in actions)
+        making_room = making_room or any(unplaceable.waits for unplaceable in unplaced)
         for action in actions:
             if not isinstance(action, Unplaceable):
                 self._write(action, held, living, unattended)
-        self._take_back({(one.model, one.replica) for one in unplaced})
-        self._stuck = set() if making_room else {one.model for one in unplaced}
-        placed = [one.assignment for one in actions if isinstance(one, Assign)]
+        self._take_back({(unplaceable.model, unplaceable.replica) for unplaceable in unplaced})
+        self._stuck = set() if making_room else {unplaceable.model for unplaceable in unplaced}
+        placed = [action.assignment for action in actions if isinstance(action, Assign)]
         present = [
-            one
+            assignment
             for host, assignments in held.items()
-            for one in assignments
-            if host in living or (host, one.spec.name, one.replica) in unattended
+            for assignment in assignments
+            if host in living or (host, assignment.spec.name, assignment.replica) in unattended
         ]
         replicas = self._replicas(specs) if actions else view.replicas
         self._stranded.end(specs, self._retire(replicas, [*placed, *present]))
-        for one in unplaced:  # after the retirement of what had its name before
-            if not (one.model in counts and making_room):
-                self._tell(one)
+        for unplaceable in unplaced:  # after the retirement of what had its name before
+            if not (unplaceable.model in counts and making_room):
+                self._tell(unplaceable)
         self._tidy(specs, held)
         unfinished = not settled or bool(actions) or bool(awaited) or self.on_demand.waking or is_giving_back(held)
         return unfinished or bool(seeking) or any(spec.unload for spec in specs)
@@ -176,18 +180,18 @@ class Planner:
         While these are not known, nothing is placed beside them."""
         planned = {host.id for host in view.hosts if host.memory is not None}
         for host_id, assignments in view.held.items():
-            for index, one in enumerate(assignments):
-                name = one.spec.name
-                sized = one.memory or one.kv_tokens is not None or one.spec.kv_tokens is not None
-                if host_id not in planned or sized or one.withdrawn or name not in needs:
+            for index, assignment in enumerate(assignments):
+                name = assignment.spec.name
+                sized = assignment.memory or assignment.kv_tokens is not None or assignment.spec.kv_tokens is not None
+                if host_id not in planned or sized or assignment.withdrawn or name not in needs:
                     continue
                 overview = health.overview(self._client, name)
-                replica = next((it for it in overview.replicas if it.replica == one.replica), None)
+                replica = next((status for status in overview.replicas if status.replica == assignment.replica), None)
                 if replica is None or replica.state == "failed" or not any(replica.beats):
                     continue
                 assets = catalog.get_assets(self._client, name)
                 if replica.state == "loaded" and assets is not None:
-                    assignments[index] = msgspec.structs.replace(one, kv_tokens=assets.kv_tokens)
+                    assignments[index] = msgspec.structs.replace(assignment, kv_tokens=assets.kv_tokens)
                 else:
                     del needs[name]
                     awaited.add(name)
@@ -209,16 +213,18 @@ class Planner:
         A leader lives that renews its replica's lock, another rank that has a heartbeat.
         """
         unattended: set[Part] = set()
-        for host, one in (
-            (host, one) for host, assignments in held.items() if host not in living for one in assignments
+        for host, assignment in (
+            (host, assignment) for host, assignments in held.items() if host not in living for assignment in assignments
         ):
-            model = one.spec.name
-            replica = one.replica
-            beats = health.heartbeats(self._client, model, replica, one.spec.group_size)
+            model = assignment.spec.name
+            replica = assignment.replica
+            beats = health.heartbeats(self._client, model, replica, assignment.spec.group_size)
             holder = run(self._client, lease.holder(model, replica))
-            leads = 0 in one.ranks and holder is not None and holder.rpartition("/")[0] == host
-            heard = any(beat is not None and beat.host == host for rank, beat in enumerate(beats) if rank in one.ranks)
-            if leads or heard:
+            leads = 0 in assignment.ranks and holder is not None and holder.rpartition("/")[0] == host
+            has_heartbeat = any(
+                beat is not None and beat.host == host for rank, beat in enumerate(beats) if rank in assignment.ranks
+            )
+            if leads or has_heartbeat:
                 unattended.add((host, model, replica))
         return unattended
 
@@ -233,14 +239,14 @@ class Planner:
         """The replicas of each model in the catalog."""
         names = [spec.name for spec in specs]
         replicas = run_every(self._client, [catalog.replicas(name) for name in names])
-        return {name: list(own) for name, own in zip(names, replicas, strict=True)}
+        return {name: list(names_of_model) for name, names_of_model in zip(names, replicas, strict=True)}
 
     def _retire(self, replicas: dict[str, list[str]], present: list[Assignment]) -> dict[str, list[str]]:
         """Forget those of the `replicas` that no living host has: what they left behind waits for others. Returns
         those that some host has, by model."""
-        here = {(one.spec.name, one.replica) for one in present}
-        for model, replica in [(name, one) for name, names in replicas.items() for one in names]:
-            if (model, replica) not in here:
+        present_places = {(assignment.spec.name, assignment.replica) for assignment in present}
+        for model, replica in [(name, replica) for name, names in replicas.items() for replica in names]:
+            if (model, replica) not in present_places:
                 returned = catalog.retire(self._client, model, replica)
                 if returned is not None:
                     log.info(
@@ -250,7 +256,10 @@ class Planner:
                         returned_requests=returned,
                         action="replica_retire",
                     )
-        return {name: [one for one in names if (name, one) in here] for name, names in replicas.items()}
+        return {
+            name: [replica for replica in names if (name, replica) in present_places]
+            for name, names in replicas.items()
+        }
 
     def _write(
         self, action: Action, held: dict[str, list[Assignment]], living: set[str], unattended: set[Part]
@@ -267,7 +276,7 @@ class Planner:
                 self._forget_failure(host, assignment, held)
                 farm.assign(self._client, host, assignment)
                 place = assignment.spec.name, assignment.replica
-                others = [one for one in held.get(host, []) if (one.spec.name, one.replica) != place]
+                others = [other for other in held.get(host, []) if (other.spec.name, other.replica) != place]
                 held[host] = [*others, assignment]  # a withdrawal of the same plan is of what it has now
             case Withdraw(host, model, replica) if host not in living and (host, model, replica) not in unattended:
                 farm.remove_assignment(self._client, host, model, replica)
@@ -293,7 +302,7 @@ class Planner:
     def _forget_failure(self, host: str, assignment: Assignment, held: dict[str, list[Assignment]]) -> None:
         """A failure on another host is no reason to expect one here."""
         place = assignment.spec.name, assignment.replica
-        if place not in {(one.spec.name, one.replica) for one in held.get(host, ())}:
+        if place not in {(assignment.spec.name, assignment.replica) for assignment in held.get(host, ())}:
             status = run(self._client, health.status_of(*place))
             if status is not None and status.state == "failed":
                 health.clear_status(self._client, *place)

@@ -27,8 +27,6 @@ from worker.rank.exit_codes import REFUSED, STOPPED, describe, poison_kind
 log = structlog.get_logger()
 
 
-# --- Kills for lack of memory ----------------------------------------------------------------------------------------
-
 # The kernel's count of processes that it killed for lack of memory, in this process's control group or else on this
 # machine.
 
@@ -64,24 +62,24 @@ class MemoryKills:
         # One file for good: the machine's count is another number, and not to be taken where the group's is away.
         self._file = next((file for file in (*_files(groups, own_group), machine) if _kills(file) is not None), None)
         self._clock = clock
-        self._seen = 0
+        self._counted = 0
         now = self._count()
-        self._seen = now if unclaimed_from is None or unclaimed_from > now else unclaimed_from
+        self._counted = now if unclaimed_from is None or unclaimed_from > now else unclaimed_from
         self._kills: list[float] = []
         """The times at which kills were seen that nothing claimed."""
 
     @property
     def unclaimed_from(self) -> int:
         """The count before the kills that nothing has claimed yet."""
-        return self._seen - len(self._kills)
+        return self._counted - len(self._kills)
 
     def look(self) -> None:
         """Read the count. Call now and then: a kill of another process is not claimed long after."""
         now = self._clock()
         count = self._count()
         self._kills = [at for at in self._kills if at > now - RECENT_S]
-        self._kills += [now] * min(count - self._seen, 100)
-        self._seen = count
+        self._kills += [now] * min(count - self._counted, 100)
+        self._counted = count
 
     def claim(self) -> bool:
         """True if one happened of late that no other end was explained with."""
@@ -93,7 +91,7 @@ class MemoryKills:
 
     def _count(self) -> int:
         count = None if self._file is None else _kills(self._file)
-        return self._seen if count is None else count
+        return self._counted if count is None else count
 
 
 def _kills(file: Path) -> int | None:
@@ -117,9 +115,6 @@ def _files(groups: Path, own_group: Path) -> Iterator[Path]:
             if not controllers or "memory" in controllers.split(","):
                 # In a container the path may be the host's, of which only the root is visible.
                 yield from (root / path.lstrip("/") / name, root / name)
-
-
-# --- Exits -----------------------------------------------------------------------------------------------------------
 
 
 KILLS = "memory kills"
@@ -169,29 +164,34 @@ class RankExits:
             self._supervisor.forget(exit.pid)
             return
         killed_for = replica.killed.pop(exit.pid, None)
-        what = f"{replica.describe(exit.rank)} (pid {exit.pid}) {describe(exit.status)}"
+        exit_text = f"{replica.describe(exit.rank)} (pid {exit.pid}) {describe(exit.status)}"
         is_rank = exit.rank < replica.assignment.spec.group_size
         if replica.draining and is_rank and exit.status == STOPPED:
             replica.stop()  # its leader has finished, and the others with it
         if replica.failed is not None or (replica.stopping and (exit.status == STOPPED or not is_rank)):
-            log.info("rank ended", model=exit.place[0], rank=exit.rank, status=what, action="rank_exit")
+            log.info("rank ended", model=exit.place[0], rank=exit.rank, status=exit_text, action="rank_exit")
             self._free_lock(replica, exit)
             self._supervisor.forget(exit.pid)
             return
         log.error(
-            "rank died", model=exit.place[0], replica=exit.place[1], rank=exit.rank, status=what, action="rank_exit"
+            "rank died",
+            model=exit.place[0],
+            replica=exit.place[1],
+            rank=exit.rank,
+            status=exit_text,
+            action="rank_exit",
         )
         if killed_for is None and exit.status == -signal.SIGKILL and self._kills.claim():
             killed_for = OUT_OF_MEMORY
         given_up = (is_rank and exit.status == REFUSED) or not replica.pause()
         try:
             # The epoch of now may be a later one than that in which a rank died while there was no agent.
-            past = self._replicas.detectors[exit.place].seen_in(exit.pid) if exit.past else None
+            past = self._replicas.detectors[exit.place].last_epoch(exit.pid) if exit.past else None
             epoch = health.read_epoch(self._client, *exit.place) if past is None else past
-            self._tell(DeathNotice(exit, what, epoch, given_up, killed_for))
+            self._tell(DeathNotice(exit, exit_text, epoch, given_up, killed_for))
         except RedisUnavailable:  # later the farm may be in another epoch: blame only the one that the process was in
-            epoch = self._replicas.detectors[exit.place].seen_in(exit.pid)
-            self._untold.append(DeathNotice(exit, what, epoch, given_up, killed_for))
+            epoch = self._replicas.detectors[exit.place].last_epoch(exit.pid)
+            self._untold.append(DeathNotice(exit, exit_text, epoch, given_up, killed_for))
             raise
 
     def _tell(self, notice: DeathNotice) -> None:
@@ -201,23 +201,28 @@ class RankExits:
         kind = poison_kind(exit.status)
         reason = run(self._client, health.end_reason(model, name, exit.rank, self._host_id, exit.pid))
         words = replica.last_words(exit.rank) if exit.status > 0 else ""  # who is killed says nothing of it
-        said = reason or notice.killed_for or words or None
-        what = f"{notice.what}: {said}" if said else notice.what
-        if said:
+        last_words = reason or notice.killed_for or words or None
+        message = f"{notice.what}: {last_words}" if last_words else notice.what
+        if last_words:
             log.error(
-                "reason of the rank's end", model=model, replica=name, rank=exit.rank, reason=said, action="rank_exit"
+                "reason of the rank's end",
+                model=model,
+                replica=name,
+                rank=exit.rank,
+                reason=last_words,
+                action="rank_exit",
             )
-        health.write_poison(self._client, model, name, notice.epoch, exit.rank, kind, what)
+        health.write_poison(self._client, model, name, notice.epoch, exit.rank, kind, message)
         if notice.killed_for == OUT_OF_MEMORY:
             death = memory_deaths.note_death(self._host_id, exit.pid, model, name, exit.rank)
             run_every(self._client, death)
         self._free_lock(replica, exit)
-        replica.note(exit.rank, Failure(what, explained=said is not None, outside=kind == "exited"))
+        replica.note(exit.rank, Failure(message, explained=last_words is not None, outside=kind == "exited"))
         if not notice.given_up:
             state = "draining" if replica.draining else "backoff" if replica.attempts > 1 else "running"
             self._reporter.report(model, name, state, replica.cause, replica.assignment)
         elif exit.status == REFUSED:
-            self._give_up(replica, said or what)
+            self._give_up(replica, last_words or message)
         else:
             self._give_up(replica, f"{replica.cause}; tried {replica.attempts} times without being ready")
         if notice.killed_for == OUT_OF_MEMORY:
@@ -229,11 +234,11 @@ class RankExits:
         repeated: what was given up is no occupant any more, and the count begins anew."""
         calls = [memory_deaths.deaths_of(self._host_id), memory_deaths.server_ms()]
         deaths, now = run_every(self._client, calls)
-        occupants = [one.occupant for one in self._replicas.alive if not one.draining]
+        occupants = [replica.occupant for replica in self._replicas.alive if not replica.draining]
         youngest = memory_deaths.to_give_up(deaths, occupants, now)
         if youngest is None:
             return
-        others = [one for one in occupants if one is not youngest]
+        others = [occupant for occupant in occupants if occupant is not youngest]
         memory = memory_deaths.HostMemory(limit=memory_limit(), total=psutil.virtual_memory().total)
         self._give_up(
             self._replicas.by_place[youngest.place], memory_deaths.why(self._host_id, youngest, others, memory)

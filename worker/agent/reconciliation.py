@@ -54,7 +54,7 @@ class Reconciler:
         self._memory, self._needs = memory, Finder(need_apart)
         self._waiting: dict[Place, tuple[int, Path]] = {}
         """Revisions whose files are here, with their folders, and whose memory is not assigned yet."""
-        self._told: dict[Place, str] = {}
+        self._reported: dict[Place, str] = {}
         """The status that was reported of those last."""
         self._preparing = Preparations(client, reporter.report, replicas.hurry)
         self._needs_told_at = 0.0
@@ -71,7 +71,9 @@ class Reconciler:
     def worlds(self) -> dict[Place, int]:
         """The replicas to look at, with their numbers of ranks; a refused one has none."""
         running = {
-            place: one.assignment.spec.group_size for place, one in self._replicas.by_place.items() if not one.stopping
+            place: replica.assignment.spec.group_size
+            for place, replica in self._replicas.by_place.items()
+            if not replica.stopping
         }
         return dict.fromkeys(self._refused, 0) | running
 
@@ -145,18 +147,18 @@ class Reconciler:
             self._tell(assignment, "its memory is being assigned")
             since = self._unassigned_since.setdefault((spec.name, assignment.replica), time.monotonic())
             return time.monotonic() - since > ASSIGN_PATIENCE_S
-        used = sum(sum(one.assignment.memory) for one in self._replicas.by_place.values())
-        if used + size <= self._memory:
+        used_bytes = sum(sum(replica.assignment.memory) for replica in self._replicas.by_place.values())
+        if used_bytes + size <= self._memory:
             return True
-        left = in_words(max(0, self._memory - used))
-        self._tell(assignment, f"waits for {in_words(size)} of memory; {left} of this host's are left")
+        free = in_words(max(0, self._memory - used_bytes))
+        self._tell(assignment, f"waits for {in_words(size)} of memory; {free} of this host's are left")
         return False
 
     def _starts_alone(self, assignment: Assignment) -> bool:
         """True if a replica need not wait for its memory: nothing else is on this host, which plans with all that
         it has. Its ranks take a part of what is free, which is counted once they serve."""
         assert self._memory is not None
-        others = [one for one in self._assigned if one != (assignment.spec.name, assignment.replica)]
+        others = [other for other in self._assigned if other != (assignment.spec.name, assignment.replica)]
         return not others and len(assignment.ranks) == assignment.spec.tp and is_all(self._memory)
 
     def _tell_needs(self) -> None:
@@ -184,15 +186,15 @@ class Reconciler:
 
     def _stop_waiting(self, place: Place) -> None:
         self._waiting.pop(place, None)
-        self._told.pop(place, None)
+        self._reported.pop(place, None)
         self._unassigned_since.pop(place, None)
 
     def _tell(self, assignment: Assignment, why: str) -> None:
         """Report why the ranks of a replica do not start yet, once."""
         place = assignment.spec.name, assignment.replica
-        if self._told.get(place) != why:
+        if self._reported.get(place) != why:
             self._reporter.report(*place, "starting", why, assignment)
-            self._told[place] = why
+            self._reported[place] = why
 
     def _withdraw(self, place: Place, assignment: Assignment, replica: ReplicaProcesses | None) -> None:
         self._refused.pop(place, None)

@@ -274,7 +274,7 @@ class ReplicaProcesses(ReplicaState):
         tag: Tag = {"kind": "rank", "model": model, "replica": replica, "rank": rank, "version": VERSION}
         ending = self._ending(rank)
         process = self.standby.fork(duty, tag, ending) if self.standby is not None else None
-        how = "fork" if process is not None else "new process"
+        way = "fork" if process is not None else "new process"
         if process is None:
             environment = rank_environment(self.redis_url) | duty
             process = self.supervisor.spawn(python_command("worker", "rank"), environment, tag, ending)
@@ -285,7 +285,7 @@ class ReplicaProcesses(ReplicaState):
             rank=rank,
             pid=process.pid,
             device=device,
-            how=how,
+            how=way,
             action="rank_spawn",
         )
         self._watch(rank, process)
@@ -378,8 +378,8 @@ class ReplicaProcesses(ReplicaState):
         if self.drain_by is None:
             self.drain_by = now + self.assignment.spec.drain_s
         self.led_at = now if led else self.led_at or now
-        here = 0 in self.assignment.ranks
-        late = now > self.drain_by if here else now - self.led_at > LEADERLESS_S
+        is_here = 0 in self.assignment.ranks
+        late = now > self.drain_by if is_here else now - self.led_at > LEADERLESS_S
         if late or not self.served or self.failed is not None:
             self.stop()
         elif 0 in self.processes:

@@ -73,9 +73,9 @@ class Standby:
         self._redis_url = redis_url
         self._supervisor = supervisor
         self._process: ChildProcess | None = None
-        self._asked: set[StandbyModel] = set()
+        self._requested: set[StandbyModel] = set()
         self._in_use: set[StandbyModel] = set()
-        self._background = self._told = False
+        self._background = self._is_announced = False
         self._due = self._await_by = 0.0
 
     @property
@@ -84,13 +84,13 @@ class Standby:
         process = self._process
         if process is None or process.poll() is not None:
             return "off"
-        return "ready" if READY in process.said and self._asked <= self._prepared else "starting"
+        return "ready" if READY in process.said and self._requested <= self._prepared else "starting"
 
     @property
     def _prepared(self) -> set[StandbyModel]:
         """The models that the process has said it has prepared."""
-        said = self._process.said if self._process is not None else []
-        models = [line.removeprefix(f"{READY} ") for line in said if line != READY]
+        lines = self._process.said if self._process is not None else []
+        models = [line.removeprefix(f"{READY} ") for line in lines if line != READY]
         return {msgspec.json.decode(model, type=StandbyModel) for model in models}
 
     def adopt(self, process: ChildProcess) -> None:
@@ -117,9 +117,9 @@ class Standby:
             for model in models:
                 self._prepare(model, serving)
         elif self.state == "ready":
-            if not self._told:
+            if not self._is_announced:
                 log.info("standby ready", action="standby_start")
-                self._told = True
+                self._is_announced = True
             if serving:
                 for model in sorted(self._in_use - self._prepared):
                     self._prepare(model, background=True)
@@ -159,7 +159,7 @@ class Standby:
         command = python_command("worker", "standby", *(["background"] if background else []))
         # Its threads would be there before the first fork. Only numpy uses it, which no rank computes with.
         environment = rank_environment(self._redis_url) | {"OPENBLAS_NUM_THREADS": "1"}
-        self._asked, self._told = set(), False
+        self._requested, self._is_announced = set(), False
         self._wait(background)
         self._process = self._supervisor.spawn(command, environment, TAG, AT_ONCE, channel=True)
         log.info("standby started", pid=self._process.pid, action="standby_start")
@@ -171,7 +171,7 @@ class Standby:
             self._process.tell(msgspec.json.encode(Prepare(model, background, in_use)).decode())
         except OSError:  # it died this very moment, which `tend` will find
             return
-        self._asked.add(model)
+        self._requested.add(model)
         self._wait(background)
 
     def _wait(self, background: bool) -> None:

@@ -128,8 +128,6 @@ class Link:
         self.collective = collective
 
 
-# --- Abort -----------------------------------------------------------------------------------------------------------
-
 # How another thread gets a rank's main thread out of a wait for its peers.
 
 

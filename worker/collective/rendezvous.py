@@ -37,8 +37,6 @@ from worker.selftest import switches
 log = structlog.get_logger()
 
 
-# --- A store on Redis ------------------------------------------------------------------------------------------------
-
 # The place where the ranks of an epoch meet: keys of Redis.
 
 
@@ -61,9 +59,6 @@ class RedisStore:
     def get(self, key: str) -> bytes:
         """The value of a key that was there a moment ago; empty where it is gone."""
         return str(self._client.get(self._keys.meeting(self._epoch, key)) or "").encode()
-
-
-# --- The rendezvous --------------------------------------------------------------------------------------------------
 
 
 POLL_S = 0.0005
@@ -182,10 +177,10 @@ def refusal_of(cards: list[Card]) -> str:
     return "" if all(NATIVE in card.ways for card in cards) else "the ranks have no way in common"
 
 
-def _lead(store: Store, own: Card, world_size: int, abort: Abort) -> tuple[NativeExchange | None, bool]:
+def _lead(store: Store, own_card: Card, world_size: int, abort: Abort) -> tuple[NativeExchange | None, bool]:
     """Rank 0's part: the shared memory if there is any, and `Offer.through_host`."""
-    others = [_wait(store, f"card/{rank}", abort) for rank in range(1, world_size)]
-    cards = [own, *(msgspec.json.decode(other, type=Card) for other in others)]
+    other_cards = [_wait(store, f"card/{rank}", abort) for rank in range(1, world_size)]
+    cards = [own_card, *(msgspec.json.decode(card, type=Card) for card in other_cards)]
     refusal = refusal_of(cards)
     descriptor = -1
     exchange: NativeExchange | None = None
@@ -257,8 +252,6 @@ def _wait(store: Store, key: str, abort: Abort) -> bytes:
     return store.get(key)
 
 
-# --- Agreement -------------------------------------------------------------------------------------------------------
-
 # Ranks tell each other, through the group's store, whether all are ready for what they can only do together.
 
 
@@ -278,7 +271,7 @@ def all_ready(
     """Tell the other ranks whether this one is ready, and wait for them. True once all are ready, False if one has
     failed or after `patience_s` seconds. `store` must be fresh. The wait occupies no device, as ranks may load at
     different speeds. An error of `check` ends it."""
-    keys = [f"ready/{other}" for other in range(world_size)]
+    keys = [f"ready/{rank}" for rank in range(world_size)]
     store.set(keys[rank], (READY if ready else FAILED).decode())
     deadline = time.monotonic() + patience_s
     missing = set(keys)

@@ -20,8 +20,6 @@ from worker.collective.base import Abort, Numbers, Waits
 from worker.detectors import COLLECTIVE_S
 from worker.native import compiled
 
-# --- The memory ------------------------------------------------------------------------------------------------------
-
 # The memory that the ranks of one host share in an epoch: a state and two slots for each.
 #
 #   0      state of rank 0, 128 bytes: published, sleepers, left (uint32 each), then at 16 the tags of the even and the
@@ -75,8 +73,6 @@ class Segment:
         return ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
 
-# --- The other processes ---------------------------------------------------------------------------------------------
-
 # The other ranks' processes on this host, as descriptors (pidfds) that become readable when a process ends.
 #
 # Unlike a pid a descriptor is never reused, and it also tells of a process that has not been reaped.
@@ -110,8 +106,6 @@ class Peers:
             os.close(descriptor)
         self._descriptors.clear()
 
-
-# --- Exchanges in C++ ------------------------------------------------------------------------------------------------
 
 # The exchanges of exchange.cpp, compiled on this host. The interpreter is free for other threads while one waits.
 
@@ -163,7 +157,7 @@ class NativeExchange:
         loaded = library()
         if loaded is None:
             raise OSError("the exchanges can't be compiled here")
-        self._kept = segment, peers, abort
+        self._references = segment, peers, abort
         self._peers = peers
         self._abort = abort
         self._deadline_s = deadline_s
@@ -235,9 +229,6 @@ class NativeExchange:
                 return CollectiveFailed(f"rank {rank} is at another collective, or has data of another size")
 
 
-# --- Collectives -----------------------------------------------------------------------------------------------------
-
-
 SUMMED_AS = {
     np.dtype(np.float32): np.float32,
     np.dtype(np.float64): np.float64,
@@ -294,12 +285,12 @@ class SharedMemoryCollective:
             self._exchange.leave()
             self._exchange, self.waits = None, Waits()
 
-    def _carry(self, what: str, *arguments: Any) -> None:
+    def _carry(self, operation: str, *arguments: Any) -> None:
         self.count += 1
         if self._exchange is None:
             raise self._why_closed
         try:
-            getattr(self._exchange, what)(*arguments)
+            getattr(self._exchange, operation)(*arguments)
         except CollectiveFailed as error:  # the ranks' rounds differ from now on
             self._why_closed = error
             self.close()

@@ -100,7 +100,7 @@ class EngineImages:
         """The reason why a prompt with these images can't be run; None if it can."""
         if why := unfit(images, self._tower.grid):
             return why
-        places = [place for one in images for place in range(one.start, one.start + one.count)]
+        places = [place for image in images for place in range(image.start, image.start + image.count)]
         if places != [place for place, token in enumerate(prompt) if token == self.token]:
             return f"its prompt has {prompt.count(self.token)} placeholders for {len(places)} parts of images"
         return None
@@ -124,7 +124,7 @@ class EngineImages:
                 begin = max(image.start, row.offset)
                 end = min(image.start + image.count, row.offset + len(row.tokens))
                 part = row.tokens[begin - row.offset : max(begin, end) - row.offset]
-                if any(one != self.token for one in part):
+                if any(token != self.token for token in part):
                     return f"sequence {row.sid} has no placeholders where its image begins at {image.start}"
                 if self.whole and begin < end < image.start + image.count:
                     return f"sequence {row.sid} has a row that ends at {end}, inside its image at {image.start}"
@@ -217,8 +217,8 @@ class EngineImages:
         data = self.pixels.get(image.digest) if collective.rank == 0 else None
         if data is not None and len(data) != size:
             data = None
-        there = collective.broadcast(np.array([data is not None], np.int64))
-        if not there[0]:
+        is_read = collective.broadcast(np.array([data is not None], np.int64))
+        if not is_read[0]:
             return None
         # Collectives carry numbers of eight bytes.
         room = np.zeros(-(-size // 8), np.int64)
@@ -239,7 +239,7 @@ class EngineImages:
         }
         for digest in ended:
             self._encoded.pop(digest, None)
-        while sum(len(one.rows) for one in self._encoded.values()) > KEPT_TOKENS:
+        while sum(len(encoding.rows) for encoding in self._encoded.values()) > KEPT_TOKENS:
             self._encoded.popitem(last=False)
 
 

@@ -128,11 +128,11 @@ class Engine:
     def _rows(self, change: BatchChange) -> list[Row]:
         self._check.shape(change)
         begun = self._check.prefixes(change)
-        left = set(change.left)
+        left_sids = set(change.left)
         explicit = [row.sid for row in change.rows]
-        rows = self._continuing(left.union(change.paused, change.kept, explicit))
+        rows = self._continuing(left_sids.union(change.paused, change.kept, explicit))
         rows += self._check.rows(change, begun, self.verifies_guesses)
-        self._check.room(rows, left, set(change.dropped_snapshots) - left)
+        self._check.room(rows, left_sids, set(change.dropped_snapshots) - left_sids)
         return rows
 
     def _continuing(self, others: Set[int]) -> list[Row]:
@@ -154,12 +154,12 @@ class Engine:
         if self.images is not None:
             self.images.drop([*change.left, *change.kept])
         donors = {prefix.donor: prefix for prefix in change.prefixes}  # the last one of each donor
-        left = set(change.left)
-        for sid in left - donors.keys():
+        left_sids = set(change.left)
+        for sid in left_sids - donors.keys():
             self.store.drop(sid)
         for prefix in change.prefixes:
             if self.store.length(prefix.sid) is None:  # else a run of this command that failed has done it
-                take_over = prefix.donor in left and donors[prefix.donor] == prefix
+                take_over = prefix.donor in left_sids and donors[prefix.donor] == prefix
                 whole = {"take_over": take_over, "snapshots": prefix.snapshots}
                 self.store.fork(prefix.sid, prefix.donor, prefix.count, **whole)
         for sid in change.dropped_snapshots:
@@ -174,10 +174,10 @@ class Engine:
         places = [(row.sid, position) for row in rows for position in row.scored]
         scorer = PromptScorer(targets, places, self.model.threads) if targets else None
         covered = [] if self.ahead is None else self.ahead.covered(rows)
-        rest = rows if not covered else [row for row in rows if row not in covered]
+        remaining = rows if not covered else [row for row in rows if row not in covered]
         early = self.ahead.take(covered) if covered and self.ahead is not None else None
         try:
-            logits = self._launch(rest, covered, scorer) if rest else None
+            logits = self._launch(remaining, covered, scorer) if remaining else None
         except Exception as error:
             shape = ", ".join(f"{row.sid}: {len(row.tokens)} at {row.offset}" for row in rows)
             raise self.error("forward_failed", f"{type(error).__name__}: {error} (rows {shape})") from error
@@ -235,9 +235,9 @@ class Engine:
         sids = [row.sid for row in rows for _ in range(row.samples)]
         if self.ahead is not None:
             self.ahead.note_tokens(sids, tokens)
-        chosen = [(sid, token) for sid, token in zip(sids, tokens, strict=True) if token >= 0]
-        self._pending.update(chosen)  # the last of a sequence stays
-        counts = Counter(sid for sid, _ in chosen)
+        sampled = [(sid, token) for sid, token in zip(sids, tokens, strict=True) if token >= 0]
+        self._pending.update(sampled)  # the last of a sequence stays
+        counts = Counter(sid for sid, _ in sampled)
         right = {row.sid: max(0, counts[row.sid] - 1) for row in rows if row.guesses}
         if guessed := [row.extent_up_to(right[row.sid]) for row in rows if row.guesses]:
             self.model.accept(right)
@@ -384,11 +384,11 @@ class CommandCheck:
         fed = set(sids)
         if len(fed) != len(sids):
             raise self._error("bad_request", f"a sequence has two rows in one step: {sorted(sids)}")
-        for what, resting in (("paused", change.paused), ("kept", change.kept)):
+        for state, resting in (("paused", change.paused), ("kept", change.kept)):
             for sid in resting:
                 if sid in fed or self._store.length(sid) is None:
                     why = "has a row in the same step" if sid in fed else "is not known here"
-                    raise self._error("bad_request", f"sequence {sid} can't be {what}: it {why}")
+                    raise self._error("bad_request", f"sequence {sid} can't be {state}: it {why}")
 
     def prefixes(self, change: BatchChange) -> dict[int, int]:
         """The number of shared positions of each sequence that begins with another's."""
@@ -398,16 +398,16 @@ class CommandCheck:
             sid = prefix.sid
             donor = prefix.donor
             count = prefix.count
-            own = self._store.length(sid)
+            length = self._store.length(sid)
             has = self._store.length(donor)
-            again = own == count  # after a failed forward the same command may be run again
+            again = length == count  # after a failed forward the same command may be run again
             fault = None
             if not self._store.supports_prefix_sharing:
                 fault = "this model's cache can't be cut"
             elif sid not in fed or sid in begun or sid in change.left:
                 fault = "it must join with one row and one prefix"
-            elif own is not None and not again:
-                fault = f"it has {own} cached tokens already"
+            elif length is not None and not again:
+                fault = f"it has {length} cached tokens already"
             elif count < 1 or not (again or (has is not None and count <= has)):
                 fault = f"that has {has or 0} cached tokens"
             elif not again and not self._store.can_fork(donor, count):
@@ -477,11 +477,11 @@ class Step:
         RankError: `forward_failed` if the broadcast fails."""
         if not self._rows:
             return False
-        chosen = list(tokens) if self.rank == 0 else [NO_TOKEN] * len(self._sids)
-        if len(chosen) != len(self._sids):
-            message = f"the sampler gave {len(chosen)} tokens for {len(self._sids)} rows"
+        token_list = list(tokens) if self.rank == 0 else [NO_TOKEN] * len(self._sids)
+        if len(token_list) != len(self._sids):
+            message = f"the sampler gave {len(token_list)} tokens for {len(self._sids)} rows"
             raise self._engine.error("forward_failed", message)
-        return self._agreed(chosen, more)
+        return self._agreed(token_list, more)
 
     def _agreed(self, tokens: list[int], more: bool) -> bool:
         self._owes_tokens = False

@@ -198,7 +198,7 @@ class EngineClient:
 
     async def _models(self) -> list[str]:
         response = await self._client.get("/v1/models", timeout=LOOK_S)
-        return [str(one["id"]) for one in response.json().get("data", [])]
+        return [str(model["id"]) for model in response.json().get("data", [])]
 
     async def _version(self) -> str:
         path, field = self._engine.version

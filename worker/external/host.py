@@ -32,7 +32,7 @@ VARIABLE = "FURROW_ENGINES"
 """Environment variable of a worker: the settings of each engine by its name, as JSON."""
 ADDRESS_VARIABLE = "FURROW_ENGINE_ADDRESS"
 """Environment variable of a leader: where its engine listens."""
-CLASSES: Mapping[str, type[ExternalEngine]] = {one.name: one for one in (Vllm, Sglang, LlamaServer)}
+CLASSES: Mapping[str, type[ExternalEngine]] = {engine.name: engine for engine in (Vllm, Sglang, LlamaServer)}
 LAST_LINES = 4
 """Of an engine's log, without the indented ones of a traceback: they say why it ended."""
 LAST_BYTES = 8192
@@ -62,12 +62,12 @@ def engine_settings(environment: Mapping[str, str] = os.environ) -> dict[str, En
 @functools.lru_cache(maxsize=4)
 def _offered(named_text: str, path: str | None) -> dict[str, EngineSettings]:
     try:
-        named = msgspec.json.decode(named_text, type=dict[str, EngineSettings])
+        settings_by_name = msgspec.json.decode(named_text, type=dict[str, EngineSettings])
     except msgspec.DecodeError as error:
         raise SettingsError(f"{VARIABLE} can't be read: {error}. Use the options of `furrow worker`.") from error
     offered: dict[str, EngineSettings] = {}
     for name, engine in ENGINES.items():
-        settings = named.get(name, EngineSettings())
+        settings = settings_by_name.get(name, EngineSettings())
         if (
             not settings.command
             and not settings.url
@@ -114,8 +114,8 @@ def named_settings(
                 raise SettingsError(f"--engine-python {name}: {title} is no Python program; use --engine-command")
             words = [_program(python[name], f"--engine-python {name}"), "-m", ENGINES[name].module]
         if name in command:
-            program, *rest = shlex.split(command[name]) or [""]
-            words = [_program(program, f"--engine-command {name}"), *rest]
+            program, *arguments = shlex.split(command[name]) or [""]
+            words = [_program(program, f"--engine-command {name}"), *arguments]
         settings[name] = EngineSettings(
             command=words, by_module=name in python, url=url.get(name, ""), memory=memory.get(name)
         )

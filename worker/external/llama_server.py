@@ -114,5 +114,5 @@ class LlamaServer(ExternalEngine):
 
 def _logprobs(row: dict[str, Any], most: int) -> TokenLogprobs:
     """Of the model itself, before penalties, bias and sampling."""
-    top = [(int(one["id"]), float(one["logprob"])) for one in row.get("top_logprobs") or ()]
+    top = [(int(candidate["id"]), float(candidate["logprob"])) for candidate in row.get("top_logprobs") or ()]
     return TokenLogprobs(float(row["logprob"]), top[:most])

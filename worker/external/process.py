@@ -48,11 +48,11 @@ def hold(log_path: str, memory: int, command: list[str]) -> int:
         if os.getppid() != parent:
             os.killpg(0, signal.SIGKILL)
         if memory and time.monotonic() >= next_look:
-            taken = memory_of(os.getpid())
-            if taken > memory:
+            own_memory = memory_of(os.getpid())
+            if own_memory > memory:
                 limit = f"{memory / 2**30:.2f} GiB of --engine-memory"
                 os.write(
-                    output, f"The engine took {taken / 2**30:.2f} GiB of memory, more than the {limit}.\n".encode()
+                    output, f"The engine took {own_memory / 2**30:.2f} GiB of memory, more than the {limit}.\n".encode()
                 )
                 os.killpg(0, signal.SIGKILL)
             next_look = time.monotonic() + MEMORY_LOOK_S

@@ -117,12 +117,12 @@ class Sglang(ExternalEngine):
 
 def _logprobs(about: dict[str, Any], fresh: slice) -> list[TokenLogprobs]:
     """Of the fresh tokens: rows of [log probability, token, text], which are as cumulative as the tokens."""
-    chosen = (about.get("output_token_logprobs") or [])[fresh]
+    sampled = (about.get("output_token_logprobs") or [])[fresh]
     tops = (about.get("output_top_logprobs") or [])[fresh]
     rows: list[TokenLogprobs] = []
-    for place, (value, *_) in enumerate(chosen):
+    for place, (value, *_) in enumerate(sampled):
         top = (tops[place] if place < len(tops) else None) or ()
-        rows.append(TokenLogprobs(float(value), [(int(token), float(one)) for one, token, *_ in top]))
+        rows.append(TokenLogprobs(float(value), [(int(token), float(logprob)) for logprob, token, *_ in top]))
     return rows
 
 

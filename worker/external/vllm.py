@@ -57,8 +57,8 @@ class Vllm(ExternalEngine):
         variables = {**super().environment(launch), "VLLM_NO_USAGE_STATS": "1", "VLLM_PLUGINS": ""}
         if launch.memory is not None and "cpu" in launch.devices:
             weights = sum(file.stat().st_size for file in launch.model.glob("*.safetensors"))
-            left = max(_LEAST_KV, launch.memory - _PROCESSES - 2 * weights)
-            variables["VLLM_CPU_KVCACHE_SPACE"] = str(left >> 30)
+            kv_bytes = max(_LEAST_KV, launch.memory - _PROCESSES - 2 * weights)
+            variables["VLLM_CPU_KVCACHE_SPACE"] = str(kv_bytes >> 30)
         return variables
 
     def request(self, piece: Piece) -> tuple[str, dict[str, Any]]:
@@ -141,9 +141,9 @@ def _logprobs(logprobs: dict[str, Any], most: int) -> list[TokenLogprobs]:
     """Of each token; the chosen one is among the most likely ones that vLLM lists, and so one more than `most`."""
     tops: list[dict[str, float] | None] = logprobs.get("top_logprobs") or []
     rows: list[TokenLogprobs] = []
-    for place, chosen in enumerate(logprobs["token_logprobs"]):
+    for place, logprob in enumerate(logprobs["token_logprobs"]):
         top = (tops[place] if place < len(tops) else None) or {}
         ranked = [(int(name.removeprefix(_PREFIX)), value) for name, value in top.items()]
-        ranked.sort(key=lambda one: -one[1])
-        rows.append(TokenLogprobs(float(chosen), ranked[:most]))
+        ranked.sort(key=lambda candidate: -candidate[1])
+        rows.append(TokenLogprobs(float(logprob), ranked[:most]))
     return rows

@@ -31,7 +31,7 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     layers = layers_described(model, common["num_hidden_layers"])
     window = model.whole("exaone4.attention.sliding_window", None)
     if "exaone4.attention.sliding_window_pattern" in model.fields:
-        slides = [bool(one) for one in model.array("exaone4.attention.sliding_window_pattern").numbers()]
+        slides = [bool(number) for number in model.array("exaone4.attention.sliding_window_pattern").numbers()]
     else:
         windowed = len(layers) == _WINDOWED_LAYERS and window is not None
         slides = [windowed and (layer + 1) % 4 != 0 for layer in layers]
@@ -39,7 +39,7 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
         "hidden_act": "silu",
         "sliding_window": window if any(slides) else None,
         "sliding_window_pattern": None,
-        "layer_types": [SLIDING if one else FULL for one in slides],
+        "layer_types": [SLIDING if sliding else FULL for sliding in slides],
     }
 
 
@@ -56,7 +56,7 @@ def _moe_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
         "hidden_act": "silu",
         "sliding_window": model.whole("exaone-moe.attention.sliding_window"),
         "sliding_window_pattern": None,
-        "layer_types": [SLIDING if one else FULL for one in slides],
+        "layer_types": [SLIDING if sliding else FULL for sliding in slides],
         "mlp_layer_types": sparse_layers(model, layers),
         "num_experts": model.whole("exaone-moe.expert_count"),
         "num_shared_experts": model.whole("exaone-moe.expert_shared_count"),

@@ -340,8 +340,10 @@ class Family:
         """True if the modules can rotate a part of each head: where transformers' class has one, as a share or a
         width, or heads have parts of their own for it."""
         rope: dict[str, Any] = self.defaults["rope_parameters"] or {}
-        kinds = [rope, *(one for one in rope.values() if isinstance(one, dict))]
-        shares = any("partial_rotary_factor" in one for one in kinds if one.get("rope_type") == "default")
+        kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+        shares = any(
+            "partial_rotary_factor" in parameters for parameters in kinds if parameters.get("rope_type") == "default"
+        )
         return shares or "rotary_dim" in self.fields or self.latent is not None
 
     @property

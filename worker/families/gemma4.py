@@ -21,7 +21,7 @@ def heads_by_layer(config: dict[str, Any]) -> list[dict[str, int]]:
     `config` must have been checked."""
     by_layer = config.get("per_layer_config")
     if by_layer is not None:
-        fields = {int(layer): one for layer, one in by_layer.items()}
+        fields = {int(layer): layer_fields for layer, layer_fields in by_layer.items()}
         return [fields.get(layer, {}) for layer in range(config["num_hidden_layers"])]
     full = {"head_dim": config.get("global_head_dim") or 512}
     if config.get("attention_k_eq_v") and config.get("num_global_key_value_heads") is not None:
@@ -61,17 +61,19 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     shared = model.whole("gemma4.attention.shared_kv_layers", 0, least=0)
     full = common["head_dim"]
     heads = _of_layers(model, "gemma4.attention.head_count_kv", common["num_attention_heads"], slides)
-    usual = next((count for count, one in zip(heads, slides, strict=True) if one), heads[-1])
+    usual = next((count for count, sliding in zip(heads, slides, strict=True) if sliding), heads[-1])
     table = model.tensors.get("per_layer_token_embd.weight")
-    own = [layer for layer in layers if f"blk.{layer}.attn_k.weight" in model.tensors and layer < len(slides) - shared]
+    own_layers = [
+        layer for layer in layers if f"blk.{layer}.attn_k.weight" in model.tensors and layer < len(slides) - shared
+    ]
     return {
         "head_dim": model.whole("gemma4.attention.key_length_swa"),
         "num_key_value_heads": usual,
         "per_layer_config": {
             str(layer): {"head_dim": full, "num_key_value_heads": heads[layer]} for layer in layers if not slides[layer]
         },
-        "attention_k_eq_v": any(f"blk.{layer}.attn_v.weight" not in model.tensors for layer in own),
-        "layer_types": [SLIDING if one else FULL for one in slides],
+        "attention_k_eq_v": any(f"blk.{layer}.attn_v.weight" not in model.tensors for layer in own_layers),
+        "layer_types": [SLIDING if sliding else FULL for sliding in slides],
         "sliding_window": model.whole("gemma4.attention.sliding_window"),
         "num_kv_shared_layers": shared,
         "use_double_wide_mlp": _is_double_wide(model, shared, slides),
@@ -113,8 +115,12 @@ def _is_double_wide(model: Metadata, shared: int, slides: list[Any]) -> bool:
 def _turned(model: Metadata, width: int) -> float:
     """The part of a head that positions turn: its frequencies are as they are, all others stand still."""
     factors = model.factors(width)
-    count = sum(one == 1 for one in factors)
-    if not count or any(one != 1 for one in factors[:count]) or any(one < _UNTURNED for one in factors[count:]):
+    count = sum(factor == 1 for factor in factors)
+    if (
+        not count
+        or any(factor != 1 for factor in factors[:count])
+        or any(factor < _UNTURNED for factor in factors[count:])
+    ):
         raise model.wrong("rope_freqs.weight", factors[:4], "ones, and behind them numbers of 1e30, are needed")
     part = 2 * count / width
     return part if int(part * width // 2) == count else math.nextafter(part, 2)

@@ -24,7 +24,7 @@ def gated_names(module: str, kind: str = "", projections: tuple[str, str, str] =
     """The names of a feed-forward network with a gate. `kind`: `_exps` of experts, `_shexp` of one that all tokens go
     through."""
     stored = (f"ffn_gate{kind}", f"ffn_up{kind}", f"ffn_down{kind}")
-    return {f"{module}.{name}": one for name, one in zip(projections, stored, strict=True)}
+    return {f"{module}.{name}": stored_name for name, stored_name in zip(projections, stored, strict=True)}
 
 
 LAYER_NAMES = {

@@ -81,7 +81,7 @@ def _hybrid_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]
     rotates = model.flag("granitehybrid.rope.scaling.finetuned", False)
     return _from_gguf(model, common) | {
         "attention_bias": False,
-        "layer_types": ["attention" if one else "mamba" for one in attending],
+        "layer_types": ["attention" if attends else "mamba" for attends in attending],
         "position_embedding_type": "rope" if rotates else "nope",
         "num_local_experts": model.whole("granitehybrid.expert_count", 0, least=0),
         "num_experts_per_tok": model.whole("granitehybrid.expert_used_count", 0, least=0),

@@ -64,7 +64,7 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     heads = model.array(f"{name}.attention.head_count_kv").numbers()[: common["num_hidden_layers"]]
     return {
         "norm_eps": common["rms_norm_eps"],
-        "layer_types": [FULL if one else CONVOLUTION for one in heads],
+        "layer_types": [FULL if head_count else CONVOLUTION for head_count in heads],
         "conv_L_cache": model.whole(f"{name}.shortconv.l_cache"),
         "conv_bias": False,
         "block_auto_adjust_ff_dim": False,

@@ -37,7 +37,7 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
     if rotated is not None and not isinstance(rotated, list):
         return config
     rotated = cast(list[Any], rotated) or [int((layer + 1) % period != 0) for layer in range(layers)]
-    kinds = [CHUNKED if one else FULL for one in rotated[:layers]]
+    kinds = [CHUNKED if turned else FULL for turned in rotated[:layers]]
     sparse = list(range(step - 1, layers, step))
     return config | {
         "no_rope_layers": rotated,
@@ -73,7 +73,7 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
         "num_experts_per_tok": model.whole("llama4.expert_used_count"),
         "moe_layers": [layer for layer, kind in enumerate(sparse_layers(model, layers)) if kind == "sparse"],
         "no_rope_layers": rotated,
-        "layer_types": [FULL if everywhere or not one else CHUNKED for one in rotated],
+        "layer_types": [FULL if everywhere or not turned else CHUNKED for turned in rotated],
         "attention_chunk_size": 8192,
         "use_qk_norm": experts != _WITHOUT_NORMS,
         "attn_temperature_tuning": True,

@@ -133,7 +133,7 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
             "n_routed_experts": model.whole(f"{name}.expert_count"),
             "moe_shared_expert_intermediate_size": model.whole(f"{name}.expert_shared_feed_forward_length"),
         }
-    dense = [one.shape[0] for stored, one in model.tensors.items() if stored.endswith(".ffn_up.weight")]
+    dense = [tensor.shape[0] for stored, tensor in model.tensors.items() if stored.endswith(".ffn_up.weight")]
     return {
         "mlp_hidden_act": "relu2",
         "layer_norm_epsilon": common["rms_norm_eps"],

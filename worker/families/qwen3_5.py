@@ -47,7 +47,7 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     recurrent = f"{name}.attention.recurrent_layers"
     kinds = None
     if recurrent in model.fields:
-        kinds = [LINEAR if one else FULL for one in model.array(recurrent).numbers()[:layers]]
+        kinds = [LINEAR if is_recurrent else FULL for is_recurrent in model.array(recurrent).numbers()[:layers]]
     return {
         "hidden_act": "silu",
         "rope_parameters": common["rope_parameters"] | {"partial_rotary_factor": rotated / width},

@@ -156,8 +156,6 @@ def checked_kinds(config: dict[str, Any], listed: Any, served: Mapping[str, str]
     return kinds
 
 
-# --- Mamba-2 ---------------------------------------------------------------------------------------------------------
-
 # The Mamba-2 layers of model types that mix them with attention, read from config.json.
 
 
@@ -321,8 +319,6 @@ def _mamba_kinds(config: dict[str, Any]) -> tuple[str, ...]:
     return checked_kinds(config, kinds, KINDS)
 
 
-# --- Short convolution -----------------------------------------------------------------------------------------------
-
 # The recurrent layers of lfm2, read from config.json: short convolutions between two gates, and nothing else.
 
 
@@ -389,7 +385,9 @@ def _attending(config: dict[str, Any], layers: int) -> set[int]:
     attending = config.get("full_attn_idxs")
     if attending is None:
         return set(range(layers))
-    if not isinstance(attending, list) or not all(is_whole(one, 0, layers - 1) for one in cast(list[Any], attending)):
+    if not isinstance(attending, list) or not all(
+        is_whole(layer, 0, layers - 1) for layer in cast(list[Any], attending)
+    ):
         raise wrong("full_attn_idxs", attending, f"a list of layers below num_hidden_layers = {layers}")
     return set(cast(list[int], attending))
 

@@ -14,7 +14,7 @@ from typing import Any
 from worker.families.family import Family, TextPart
 from worker.families.gguf import Gguf
 
-_SHARED = {"family", "fields", "gguf", "parts", "recurrence", "registry"}
+_SHARED = {"encoders", "family", "fields", "gguf", "parts", "recurrence", "registry"}
 _MODULES = [
     importlib.import_module(f"worker.families.{module.name}")
     for module in pkgutil.iter_modules([str(Path(__file__).parent)])

@@ -61,8 +61,8 @@ class KVType:
 
 
 STORED_TYPES = {
-    one.name: one
-    for one in (
+    kind.name: kind
+    for kind in (
         KVType("f32", np.dtype(np.float32), "float32"),
         KVType("f16", np.dtype(np.float16), "float16"),
         KVType("bf16", np.dtype(np.uint16), "bfloat16"),
@@ -155,8 +155,8 @@ class CacheLayout:
         by_shape: dict[tuple[int, int, int | None, int], list[int]] = {}
         for number, layer in enumerate(self.layers):
             if layer.source is None:
-                windows = [one.window for at, one in enumerate(self.layers) if number in (at, one.source)]
-                window = None if None in windows else max(one for one in windows if one is not None)
+                windows = [layer.window for at, layer in enumerate(self.layers) if number in (at, layer.source)]
+                window = None if None in windows else max(width for width in windows if width is not None)
                 shape = layer.kv_heads, layer.head_dim, window, layer.parts
                 by_shape.setdefault(shape, []).append(number)
         return tuple(LayerGroup(*shape, tuple(layers)) for shape, layers in by_shape.items())
@@ -164,8 +164,12 @@ class CacheLayout:
     @functools.cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
         """By layer: the group that has its keys and values, and its index in the group."""
-        own = {layer: (at, group.layers.index(layer)) for at, group in enumerate(self.groups) for layer in group.layers}
-        return tuple(own[number if one.source is None else one.source] for number, one in enumerate(self.layers))
+        places = {
+            layer: (at, group.layers.index(layer)) for at, group in enumerate(self.groups) for layer in group.layers
+        }
+        return tuple(
+            places[number if layer.source is None else layer.source] for number, layer in enumerate(self.layers)
+        )
 
     @property
     def bytes_per_token(self) -> int:
@@ -178,10 +182,10 @@ class CacheLayout:
     @property
     def cost(self) -> KVCost:
         """The tokens that sequences take, where memory behind windows is freed."""
-        windows = [one for one in self.groups if one.window is not None]
+        windows = [group for group in self.groups if group.window is not None]
         return KVCost(
             state_tokens=self.state_tokens,
-            window=max((one.window or 0 for one in windows), default=0),
+            window=max((group.window or 0 for group in windows), default=0),
             windowed_bytes=sum(map(self._bytes, windows)),
             bytes=self.bytes_per_token,
         )

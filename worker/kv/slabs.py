@@ -74,11 +74,11 @@ class Pool:
         """The lowest free slot, zeroed. Raises IndexError where the pool is full."""
         return self._free.pop()
 
-    def release(self, slot: int, used: int) -> None:
-        """Free `slot`, of which the first `used` positions were written, and give its memory back: another pool may
+    def release(self, slot: int, length: int) -> None:
+        """Free `slot`, of which the first `length` positions were written, and give its memory back: another pool may
         need it. Throw a pool away that is empty after this."""
         self._free = sorted([*self._free, slot], reverse=True)
-        if self.empty or not used:
+        if self.empty or not length:
             return
         for memory in self.memories:
             for layer in range(len(memory)):
@@ -95,7 +95,7 @@ class Pool:
     def windowed(self) -> list[NDArray[Any]]:
         """The memories of the groups with windows."""
         groups = self.layout.groups
-        return [memory for memory, one in zip(self.memories, groups, strict=True) if one.window is not None]
+        return [memory for memory, group in zip(self.memories, groups, strict=True) if group.window is not None]
 
     def free(self, slot: int, start: int, stop: int) -> None:
         """Give the memory of the positions [start, stop) of a slot back in the layers with windows, and of those before
@@ -119,14 +119,14 @@ class Pool:
                     clear(memory[layer, part, slot])
 
     def _starts(self, first: int) -> list[int]:
-        return [0 if one.window is None else first for one in self.layout.groups]
+        return [0 if group.window is None else first for group in self.layout.groups]
 
     def _allocate(self, slots: int) -> list[NDArray[Any]]:
         # Small pages: a short sequence in a long slab shall take no more memory than was promised for its tokens.
         layout = self.layout
         shapes = [
-            (len(one.layers), one.parts, slots, one.kv_heads, self.capacity, layout.row(one.head_dim))
-            for one in layout.groups
+            (len(group.layers), group.parts, slots, group.kv_heads, self.capacity, layout.row(group.head_dim))
+            for group in layout.groups
         ]
         return [zeros(math.prod(shape), layout.element, large=False).reshape(shape) for shape in shapes]
 

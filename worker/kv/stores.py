@@ -15,8 +15,6 @@ from control.host_memory import available
 from worker.kv import slabs
 from worker.kv.base import CacheLayout, KVStore
 
-# --- Without a cache -------------------------------------------------------------------------------------------------
-
 # The store of a model without a cache: each sequence is one row of one step, and attends to itself alone.
 
 
@@ -71,9 +69,6 @@ class WholeStore(Stateless):
 
     def clear(self) -> None:
         self._lengths.clear()
-
-
-# --- Choice of a store -----------------------------------------------------------------------------------------------
 
 
 WHOLE_TOKENS = 65_536

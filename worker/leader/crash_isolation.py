@@ -104,14 +104,14 @@ class CrashRecord(msgspec.Struct, frozen=True):
         record = self.without([*moved, *gone])
         if end is None or not stuck:
             return msgspec.structs.replace(record, tried={}), None
-        rest = [rid for rid in record.suspects if rid not in stuck]
+        suspects = [rid for rid in record.suspects if rid not in stuck]
         if len(stuck) > 1 or not self.alone:
-            return CrashRecord(crashed_together=stuck, rest=rest, lone=record.lone), None
+            return CrashRecord(crashed_together=stuck, rest=suspects, lone=record.lone), None
         [culprit] = stuck
         count = record.lone.get(culprit, 0) + (end not in OWN_FAULTS)
         if end in OWN_FAULTS or count >= LONE_KILLS:
-            return CrashRecord(rest=rest, lone=record.without(stuck).lone), culprit
-        return CrashRecord(crashed_together=stuck, rest=rest, lone=record.lone | {culprit: count}), None
+            return CrashRecord(rest=suspects, lone=record.without(stuck).lone), culprit
+        return CrashRecord(crashed_together=stuck, rest=suspects, lone=record.lone | {culprit: count}), None
 
 
 decode_record = msgspec.json.Decoder(CrashRecord).decode
@@ -120,10 +120,10 @@ decode_record = msgspec.json.Decoder(CrashRecord).decode
 class CrashIsolation:
     """Judges the epoch before this one, and then says step by step who may run."""
 
-    def __init__(self, lease: Lease, held: Callable[[Call[Any]], Any]) -> None:
-        """`held` runs a call and waits while Redis is away."""
+    def __init__(self, lease: Lease, run: Callable[[Call[Any]], Any]) -> None:
+        """`run` runs a call, and waits while Redis is away."""
         self._lease = lease
-        self._held = held
+        self._run = run
         self._record = CrashRecord()
         self._marked: set[str] = set()
         self._goals: dict[str, int] = {}
@@ -144,7 +144,7 @@ class CrashIsolation:
 
     def open(self, adopted: list[Claimed]) -> list[Claimed]:
         """Judge how the records' epochs ended; bury those that they blame. Returns `adopted` without those."""
-        records: dict[str, str] = self._held(requests.read_dockets(self._lease))
+        records: dict[str, str] = self._run(requests.read_dockets(self._lease))
         adopted = self._judge(records, adopted)
         if records and not adopted:
             self._write("")
@@ -155,36 +155,36 @@ class CrashIsolation:
             log.warning("isolating a crash", suspects=suspects, crashed_together=together, action="isolate")
         return adopted
 
-    def inherit(self, replica: str, taken: list[Claimed]) -> list[Claimed]:
-        """Judge the record of a replica that was given up, among whose requests `taken` are; as `open`."""
-        records: dict[str, str] = self._held(requests.read_dockets(self._lease))
+    def inherit(self, replica: str, claimed: list[Claimed]) -> list[Claimed]:
+        """Judge the record of a replica that was given up, among whose requests `claimed` are; as `open`."""
+        records: dict[str, str] = self._run(requests.read_dockets(self._lease))
         records.pop(self._lease.replica, None)
-        taken = self._judge(records, taken)
+        claimed = self._judge(records, claimed)
         self.active = bool(self._record.suspects)
         self._on_trial = []
-        if not taken and not self._goals:
+        if not claimed and not self._goals:
             self._write("")
         log.warning("took over a crash record", gone=replica, active=self.active, action="isolate")
-        return taken
+        return claimed
 
     def _judge(self, records: dict[str, str], claimed: list[Claimed]) -> list[Claimed]:
         """Make each record part of this one; `claimed` are those that may be in them. Returns them without the dead."""
-        seqs = {one.rid: one.seq for one in claimed}
+        seqs = {request.rid: request.seq for request in claimed}
         for replica, text in sorted(records.items()):
             record = decode_record(text)
             self._marked |= {*record.suspects, *record.tried}
-            poisons: list[Poison] = self._held(health.poison_history(self._lease.model, replica))
+            poisons: list[Poison] = self._run(health.poison_history(self._lease.model, replica))
             end = next((poison for poison in poisons if poison.epoch == record.epoch), None)
             judged, culprit = record.judged(end.kind if end else None, seqs)
             self._record = self._record.joined(judged)
             if culprit is not None and end is not None:
                 self._bury(culprit, end)
                 del seqs[culprit]
-        return [one for one in claimed if one.rid in seqs]
+        return [request for request in claimed if request.rid in seqs]
 
     def watch(self, adopted: Collection[Claimed]) -> None:
         """Watch requests that were adopted or taken over: a crash before their progress makes them suspects."""
-        self._goals |= {one.rid: one.seq + PROOF_TOKENS * one.open for one in adopted}
+        self._goals |= {request.rid: request.seq + PROOF_TOKENS * request.open for request in adopted}
 
     def arrived(self, request: RunningRequest) -> None:
         """Count the request's progress from the end of its log, which may have been repaired since the adoption."""
@@ -236,7 +236,7 @@ class CrashIsolation:
     def _write(self, record: str) -> None:
         suspects = self._record.suspects if record else []
         cleared = self._marked.difference(suspects)
-        self._held(requests.note_suspects(self._lease, record, suspects, sorted(cleared)))
+        self._run(requests.note_suspects(self._lease, record, suspects, sorted(cleared)))
         self._marked = set(suspects)
 
     def _bury(self, rid: str, end: Poison) -> None:
@@ -245,4 +245,4 @@ class CrashIsolation:
             f"others can go on; the operator finds it in the dead letters. The crash: {end.kind}: {end.message}"
         )
         log.error("request made a dead letter", rid=rid, kind=end.kind, error=end.message, action="bury")
-        self._held(requests.bury(self._lease, rid, cause))
+        self._run(requests.bury(self._lease, rid, cause))

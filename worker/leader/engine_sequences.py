@@ -120,7 +120,7 @@ class EngineSequences:
         return sum(self.kv_tokens()) / (self._most * self._context) if usage is None else usage
 
     def kv_tokens(self) -> tuple[int, int]:
-        return sum(one.sequence.length for one in self._running.values()), 0
+        return sum(running.sequence.length for running in self._running.values()), 0
 
     def room(self) -> tuple[int, int]:
         return max(0, self._most - len(self._running)), ANY_TOKENS
@@ -163,12 +163,14 @@ class EngineSequences:
     @property
     def rids(self) -> set[str]:
         """The requests whose sequences are here."""
-        return {one.sequence.rid for one in self._running.values()}
+        return {running.sequence.rid for running in self._running.values()}
 
     @property
     def _unfed(self) -> int:
         """Tokens of pieces that have brought none: the engine may compute them before anything comes."""
-        return sum(one.sequence.length for one in self._running.values() if one.started and not one.brought)
+        return sum(
+            running.sequence.length for running in self._running.values() if running.started and not running.brought
+        )
 
     @property
     def overdue_s(self) -> float:
@@ -184,7 +186,7 @@ class EngineSequences:
         if self._engine.streams:
             return 0.0
         token_s = WHOLE_FACTOR * self._token_s or UNKNOWN_TOKEN_S
-        return token_s * max((one.most for one in self._running.values()), default=0)
+        return token_s * max((running.most for running in self._running.values()), default=0)
 
     def submit(self) -> list[Sequence]:
         """Send what waits; the sequences of it."""
@@ -213,8 +215,8 @@ class EngineSequences:
         for output in outputs:
             running = self._running.get(output.key)
             if running is not None:  # else it was dropped, or goes on with another piece
-                one = news.setdefault(running.sequence.sid, SequenceNews(running.sequence))
-                self._take(output, running, one)
+                sequence_news = news.setdefault(running.sequence.sid, SequenceNews(running.sequence))
+                self._take(output, running, sequence_news)
         return list(news.values())
 
     def continued(self, sequence: Sequence) -> None:
@@ -295,14 +297,14 @@ class EngineSequences:
     def _length(self, sequence: Sequence, penalised: bool) -> int:
         """Tokens of the next piece. One where Furrow counts for a penalty: the engine would need another bias after
         each token."""
-        left = sequence.most_tokens - len(sequence.output)
+        tokens_left = sequence.most_tokens - len(sequence.output)
         if penalised:
             return 1
         if self._engine.streams or sequence.sampling.grammar is not None:
-            return left
+            return tokens_left
         if not sequence.output or not self._token_s:
             return 1
-        return max(1, min(left, MOST_PIECE, int(PIECE_S / self._token_s)))
+        return max(1, min(tokens_left, MOST_PIECE, int(PIECE_S / self._token_s)))
 
 
 def with_penalties(bias: Mapping[int, float], sampling: Sampling, counts: Mapping[int, int]) -> dict[int, float]:

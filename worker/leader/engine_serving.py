@@ -68,8 +68,8 @@ class EngineServing(RequestLoop):
             for sequence in self._sequences.submit():
                 self._running.by_rid[sequence.rid].prefilling()
             self._ask_after = SOON_S
-        for one in self._sequences.news(self._ask_after):
-            self._apply(one)
+        for sequence_news in self._sequences.news(self._ask_after):
+            self._apply(sequence_news)
         if overdue := self._sequences.overdue_s:
             message = f"{self._title} has {len(self._sequences.rids)} requests and brought no token for {overdue:.1f} s"
             raise Poisoned("deadline", message, ENGINE_RANK)

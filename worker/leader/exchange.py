@@ -222,8 +222,8 @@ class Exchange:
         """Emit the end of one request outside a step. Returns the emissions that Redis accepted, each with the time in
         ms of Redis's clock."""
         accepted: list[tuple[Emission, int]] = []
-        done = False
-        while not done:
+        is_done = False
+        while not is_done:
             emission = request.emission(state)
             result = self._calls.run(requests.emit(self._lease, [emission]))
             expected = result.behind.get(request.rid)
@@ -232,7 +232,7 @@ class Exchange:
             else:
                 request.emitted(emission)
                 accepted.append((emission, result.accepted_ms))
-                done = emission.done is not None
+                is_done = emission.done is not None
         return accepted
 
     def _round_trip(self, emissions: list[Emission], claim: Call[Claims] | None) -> Callable[[], EmissionAnswer]:

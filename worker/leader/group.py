@@ -232,14 +232,14 @@ class Group:
         self._seq += 1
         return self._seq
 
-    def _together(self, what: str, command: AnyCommand, deadline_s: float) -> list[Reply]:
+    def _together(self, command_name: str, command: AnyCommand, deadline_s: float) -> list[Reply]:
         """Have every rank execute `command`, the leader's own too; the replies in rank order."""
-        with self._command(what, command, deadline_s) as answers:
+        with self._command(command_name, command, deadline_s) as answers:
             answers.own = self._rank_worker.answer(command)
         return answers.every
 
     @contextmanager
-    def _command(self, what: str, command: Command, deadline_s: float) -> Generator[_Answers]:
+    def _command(self, command_name: str, command: Command, deadline_s: float) -> Generator[_Answers]:
         """Send `command` to every rank. The context is the leader's part, and ends with the last rank's reply. A reply,
         or progress of any rank, must come every `deadline_s`."""
         self._check()
@@ -264,7 +264,7 @@ class Group:
         if own_error is not None or failed:
             log.error(
                 "a command failed",
-                command=what,
+                command=command_name,
                 seq=command.seq,
                 ms=round(1000 * self.last_seconds),
                 leader=repr(own_error),
@@ -272,8 +272,8 @@ class Group:
                 exc_info=None if collective_failure(own_error) else own_error,
                 action="fan_out",
             )
-            log.debug("failure of the leader's part", command=what, exc_info=own_error, action="fan_out")
-            raise GroupError(what, own_error, failed) from own_error
+            log.debug("failure of the leader's part", command=command_name, exc_info=own_error, action="fan_out")
+            raise GroupError(command_name, own_error, failed) from own_error
 
     def _send(self, command: Command, deadline: commands.Deadline) -> None:
         """Let a command go out to the other ranks, and have its arrival and their replies awaited."""

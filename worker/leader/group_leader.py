@@ -116,8 +116,8 @@ class GroupLeader(Leader):
         progress = Progress(worker, self._counters)
         if self._share is not None:  # it may have fallen since this process was started
             self._share.take(run(self._client, self._share.reading))
-        own = lease.model, lease.replica, lease.epoch
-        with worker.heartbeat(client, *own, progress, lease, self._share) as heartbeat:
+        place = lease.model, lease.replica, lease.epoch
+        with worker.heartbeat(client, *place, progress, lease, self._share) as heartbeat:
             ranks = Group(self._client, self._blocking, lease, worker, progress, heartbeat.check, self._address)
             try:
                 with ranks as group:

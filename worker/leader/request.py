@@ -218,11 +218,11 @@ class RunningRequest:
 def emissions_of(requests: Iterable[RunningRequest]) -> list[Emission]:
     """An emission of each, with OFFER_ENTRIES in all at most: a row without entries still asks what became of it."""
     emissions: list[Emission] = []
-    left = OFFER_ENTRIES
+    remaining = OFFER_ENTRIES
     for request in requests:
-        emission = request.emission(most=min(EMIT_ENTRIES, left))
+        emission = request.emission(most=min(EMIT_ENTRIES, remaining))
         emissions.append(emission)
-        left -= len(emission.entries)
+        remaining -= len(emission.entries)
     return emissions
 
 

@@ -225,8 +225,8 @@ class RequestLoop(ABC):
         over may have lost a request's end, and no other process would finish that request."""
         if self._exchange.was_away():
             claims = self._exchange.adopt()
-            held = {claimed.rid for claimed in claims}
-            for rid in (self._running.by_rid.keys() | self._exchange.reader.rids) - held:
+            held_rids = {claimed.rid for claimed in claims}
+            for rid in (self._running.by_rid.keys() | self._exchange.reader.rids) - held_rids:
                 self._forget(rid)
             self._read(claims)
 

@@ -76,8 +76,8 @@ class ScheduledRequests(RunningRequests):
         }
         self.scheduler.update(
             plan,
-            {sid: chosen[0] for sid, chosen in sampled.items() if chosen},
-            {sid: len(chosen) - 1 for sid, chosen in sampled.items() if chosen},
+            {sid: token_ids[0] for sid, token_ids in sampled.items() if token_ids},
+            {sid: len(token_ids) - 1 for sid, token_ids in sampled.items() if token_ids},
         )
         for sid, why in failed.items():
             self.end_choice(sequences[sid], "error", why)
@@ -86,16 +86,16 @@ class ScheduledRequests(RunningRequests):
                 self._scored(sequences[sid], scored)
             except Exception:
                 self.fail(sequences[sid])
-        for sid, chosen in sampled.items():
+        for sid, token_ids in sampled.items():
             try:
-                if chosen:
-                    self._sampled(sequences[sid], chosen, tokens, rows[sid].start)
+                if token_ids:
+                    self._sampled(sequences[sid], token_ids, tokens, rows[sid].start)
                 else:
                     self.end_choice(sequences[sid], "error", tokens.failures[rows[sid].start])
             except Exception:
                 self.fail(sequences[sid])
 
-    def _sampled(self, sequence: Sequence, chosen: list[int], tokens: StepTokens, index: int) -> None:
+    def _sampled(self, sequence: Sequence, token_ids: list[int], tokens: StepTokens, index: int) -> None:
         """Note tokens that were sampled one after the other, in the rows from `index` on. Its choice may end with any
         of them; the later ones are dropped then."""
         if (vector := tokens.vectors.get(index)) is not None:
@@ -104,7 +104,7 @@ class ScheduledRequests(RunningRequests):
         if not sequence.sampling.max_tokens:
             self.end_choice(sequence, "length")  # only its prompt was asked for
             return
-        for place, token in enumerate(chosen):
+        for place, token in enumerate(token_ids):
             if place:
                 sequence.output.append(token)
             if not self.decide(sequence, tokens.logprobs.get(index + place)):

@@ -34,8 +34,6 @@ from worker.scheduling.sequence import Sequence
 log = structlog.get_logger()
 
 
-# --- Share of the KV memory ------------------------------------------------------------------------------------------
-
 # The KV memory that a replica may have, as its host's assignment says: less, once others need it.
 
 
@@ -66,9 +64,6 @@ class KvShare:
             return []
         self.assets = self.assets.with_kv(tokens, cost.longest(tokens, self.assets.context_length))
         return [catalog.put_assets(self._model, self.assets)]
-
-
-# --- Step loop -------------------------------------------------------------------------------------------------------
 
 
 OVERLAP_BELOW_S = 0.05
@@ -255,7 +250,7 @@ class Serving(RequestLoop):
         are kept for one step only. True if there are any."""
         if self._images is None:
             return False
-        images = [one for one in plan.needed_images() if not self._images.has(one.image.digest)]
+        images = [needed for needed in plan.needed_images() if not self._images.has(needed.image.digest)]
         self._images.pixels = self._exchange.read_pixels(images)
         return bool(images)
 

@@ -218,8 +218,8 @@ def _tower(shard: Shard, model: CausalModel) -> VisionTower | None:
 
 def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
     """Import what `load` would, and build the model once without weights. Touches no device."""
-    chosen = computed_in(resolve_dtype(dtype, device, config), device)
-    native = may_be_native(config, chosen, device) and unavailable() is None
+    computed = computed_in(resolve_dtype(dtype, device, config), device)
+    native = may_be_native(config, computed, device) and unavailable() is None
     try:
         require(native, "torch computes it")
         _meta_model(config)
@@ -230,7 +230,7 @@ def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
         from worker.models.torch import loading as torch_loading  # only here: it imports torch
 
         if not is_native:
-            torch_loading.prepare(config, chosen)
+            torch_loading.prepare(config, computed)
 
 
 def _meta_model(config: dict[str, Any], ranks: int = 1) -> CausalModel:
@@ -289,7 +289,7 @@ class NativeLoader:
         """Every linear layer but those that stay as they are, once."""
         for path, parent in self.model.modules():
             linears = {name: part for name, part in parent.parts() if isinstance(part, Linear)}
-            forms = {name: (one.weight.shape[1], one.bias is not None) for name, one in linears.items()}
+            forms = {name: (linear.weight.shape[1], linear.bias is not None) for name, linear in linears.items()}
             yield from groups_of(path, forms)
 
     def _fill_group(self, group: LinearGroup) -> None:
@@ -303,7 +303,7 @@ class NativeLoader:
         ]
         bias = None
         if linears[0].bias is not None:
-            shapes = [one.bias.shape for one in linears if one.bias is not None]
+            shapes = [linear.bias.shape for linear in linears if linear.bias is not None]
             bias = joined([self._weights.read(name, "bias", shape) for name, shape in zip(names, shapes, strict=True)])
         summed = self.plan.role(names[0]) == "rowwise"
         if summed and self.plan.rank:  # the ranks' outputs are summed: one of them adds the bias
@@ -334,8 +334,8 @@ class NativeLoader:
         weights = stored.dequantized(np.float32) if isinstance(stored, StoredMatrix) else stored
         plain = module.widths.plain
         heads = np.split(weights, weights.shape[0] // (plain + module.widths.value_dim))
-        keys = [self._head(np.ascontiguousarray(one[:plain].T)) for one in heads]
-        return PackedHeads(keys, [self._head(one[plain:]) for one in heads])
+        keys = [self._head(np.ascontiguousarray(head[:plain].T)) for head in heads]
+        return PackedHeads(keys, [self._head(head[plain:]) for head in heads])
 
     def _head(self, weights: NDArray[Any]) -> PackedLinear:
         """A small matrix, whose errors every position would feel: it keeps 16 bits where others get fewer."""
@@ -388,11 +388,11 @@ class NativeLoader:
     def _copied(self, table: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         return np.array(table, dtype)
 
-    def _of_all_ranks(self, rows: Embedding | PackedEmbedding, whole: int, here: int) -> Module:
-        """The look-up of a table of `whole` rows, `here` of them on this rank."""
+    def _of_all_ranks(self, rows: Embedding | PackedEmbedding, whole: int, own_count: int) -> Module:
+        """The look-up of a table of `whole` rows, `own_count` of them on this rank."""
         if self.plan.world_size == 1:
             return rows
-        return SplitEmbedding(rows, self._weights.first_row(whole), here, self.shard.link)
+        return SplitEmbedding(rows, self._weights.first_row(whole), own_count, self.shard.link)
 
     def _vocabulary(self, name: str, shape: tuple[int, ...]) -> Any:
         rows = self._weights.vocabulary(name, shape)

@@ -153,7 +153,7 @@ def _blank_like(read: Any) -> Any:
     if not isinstance(read, StoredMatrix):
         return _blank(read.shape, read.dtype)
     codes, scales, zeros = (
-        None if one is None else _blank(one.shape, one.dtype) for one in (read.codes, read.scales, read.zeros)
+        None if part is None else _blank(part.shape, part.dtype) for part in (read.codes, read.scales, read.zeros)
     )
     assert codes is not None
     return StoredMatrix(read.kind, codes, scales, zeros, read.group)
@@ -168,9 +168,9 @@ class _Headers:
     def __init__(self, checkpoint: MappedTensors) -> None:
         self._checkpoint: Any = checkpoint
         layers: defaultdict[str, list[Any]] = defaultdict(list)
-        for name, one in checkpoint.headers.items():
+        for name, header in checkpoint.headers.items():
             if match := _LAYER.fullmatch(name):
-                layers[match[2]].append((match[3], one.type.name, one.shape))
+                layers[match[2]].append((match[3], header.type.name, header.shape))
         self._alike = {layer: frozenset(tensors) for layer, tensors in layers.items()}
         self._read: dict[Any, Any] = {}
 
@@ -251,9 +251,6 @@ def _routers(model: CausalModel) -> int:
     return sum(numbers.nbytes for part in routers for _, numbers in part.numbers() if isinstance(numbers, np.ndarray))
 
 
-# --- the memory of a step ---------------------------------------------------------------------------------------------
-
-
 def step_bytes(
     model: CausalModel, layout: CacheLayout, positions: int, context: int, threads: int, reduced: bool
 ) -> int:
@@ -269,9 +266,6 @@ def step_bytes(
     scratch = scratch_bytes(model, layout, tokens, rows, longest, threads, reduced, panel_outputs() // 2)
     twice = DOUBLED_BYTES // 2 // (2 * max(1, len(layout.places)))
     return scratch + 2 * embedded + logits + twice
-
-
-# --- models that torch computes ---------------------------------------------------------------------------------------
 
 
 def _tower_bytes(files: ModelFiles, dtype: np.dtype[Any]) -> int:
@@ -319,7 +313,7 @@ def _stored(files: ModelFiles) -> Mapping[str, StoredTensor]:
     """The tensors of the text part; without a head that is the embedding once more."""
     tensors = files.tensors if files.gguf is not None else text_tensors(files.tensors)
     tied = is_tied(files.config)
-    return {name: one for name, one in tensors.items() if not (tied and name == "lm_head.weight")}
+    return {name: tensor for name, tensor in tensors.items() if not (tied and name == "lm_head.weight")}
 
 
 def _torch_bytes(tensor: StoredTensor, dtype: np.dtype[Any]) -> int:

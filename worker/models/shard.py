@@ -219,8 +219,8 @@ HALVES = ("bfloat16", "float16")
 def resolve_dtype(name: str, device: str, config: dict[str, Any] | None = None) -> np.dtype[Any]:
     """`auto` is float32 on a CPU, where 16-bit products are slow, and the checkpoint's own type elsewhere."""
     if name == "auto":
-        own = (config or {}).get("dtype") or (config or {}).get("torch_dtype")
-        return DTYPES["float32"] if device == "cpu" else DTYPES.get(str(own), DTYPES["bfloat16"])
+        dtype = (config or {}).get("dtype") or (config or {}).get("torch_dtype")
+        return DTYPES["float32"] if device == "cpu" else DTYPES.get(str(dtype), DTYPES["bfloat16"])
     if name not in DTYPES:
         raise SettingsError(f"Unknown dtype '{name}'. Use auto, {', '.join(DTYPES)}.")
     return DTYPES[name]
@@ -348,14 +348,14 @@ def cache_layout(
 
     def cache(layer: int) -> LayerCache:
         chunked = kinds[layer] == CHUNKED
-        seen = config.attention_chunk_size if chunked else window if kinds[layer] == SLIDING else None
+        span = config.attention_chunk_size if chunked else window if kinds[layer] == SLIDING else None
         heads = plan.layer_kv_heads[layer] if plan.layer_kv_heads else plan.kv_heads
-        own = config if by_layer is None else by_layer[layer]
-        head_dim = getattr(own, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        layer_config = config if by_layer is None else by_layer[layer]
+        head_dim = getattr(layer_config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if hasattr(config, "qk_nope_head_dim"):  # torch expands what all heads share
             head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
         head_dim = max(head_dim, getattr(config, "v_head_dim", None) or 0)  # a row of values is as wide as one of keys
-        return LayerCache(plan.kv_heads_here(heads), head_dim, seen, sources.get(layer), chunked=chunked)
+        return LayerCache(plan.kv_heads_here(heads), head_dim, span, sources.get(layer), chunked=chunked)
 
     caches = tuple(cache(layer) for layer, kind in enumerate(kinds) if attends(kind))
     state = None if recurrent is None else state_layout(recurrent, plan.world_size)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import hashlib
 import os
 import platform
@@ -24,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,8 +33,6 @@ from control import cache as cache_files
 
 log = structlog.get_logger()
 
-
-# --- Brought libraries -----------------------------------------------------------------------------------------------
 
 # Libraries that a wheel brings, compiled by `python -m ops.wheels` for several kinds of processors.
 #
@@ -126,9 +123,6 @@ def processor_flags() -> frozenset[str]:
     return frozenset(next(listed, ()))
 
 
-# --- Compilation -----------------------------------------------------------------------------------------------------
-
-
 FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC")
 _OPTIMIZED = ("-O2",)
 """Sources for this processor say themselves what is unrolled and how vectors are used; -O3 takes half as long again. At
@@ -179,15 +173,15 @@ def load(
     that the package brought has all parts."""
     needed = parts or 0
     with _lock:
-        here = _libraries.setdefault(source, [])
-        for had, loaded in here:
-            if (had & needed == needed) if loaded is not None else (had & needed == had):
+        libraries = _libraries.setdefault(source, [])
+        for library_parts, loaded in libraries:
+            if (library_parts & needed == needed) if loaded is not None else (library_parts & needed == library_parts):
                 return loaded
-        had = _ALL_PARTS
+        library_parts = _ALL_PARTS
         loaded = _brought(source, for_this_processor, shapes)
         if loaded is None:
-            had, loaded = _first(source, INSTRUCTIONS if for_this_processor else {"": ()}, parts, shapes)
-        here.append((had, loaded))
+            library_parts, loaded = _first(source, INSTRUCTIONS if for_this_processor else {"": ()}, parts, shapes)
+        libraries.append((library_parts, loaded))
         return loaded
 
 
@@ -259,9 +253,9 @@ def _first(
     parts."""
     for instructions, flags in variants.items():
         try:
-            had, loaded = _load(source, flags, parts, shapes)
+            library_parts, loaded = _load(source, flags, parts, shapes)
             _reasons[source] = "" if loaded is not None else NO_COMPILER
-            return had, loaded
+            return library_parts, loaded
         except CheckFailed as error:
             _reasons[source] = f"the compiled code does not work on this processor: {error}"
             _log_failure(instructions, str(error))
@@ -311,7 +305,7 @@ def _load(
             folder = cache_files.made_folder("compiled")
         except OSError:  # a home that can't be written to: compiled anew by each process
             folder = None
-        with _alone(folder), tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as scratch:
+        with _locked(folder), tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as scratch:
             compiled = _kept(stem, needed)
             if compiled is None:  # else another process compiled it meanwhile
                 fresh = Path(scratch) / name
@@ -325,11 +319,11 @@ def _load(
                 compiled = needed, fresh.replace(folder / name)  # whole or not at all
                 if shapes:
                     _verdict(folder / name, shapes).write_text("")
-    had, built = compiled
+    library_parts, built = compiled
     if shapes:
         _check_kept(built, shapes, built)
     cache_files.mark_used(built)
-    return had, ctypes.CDLL(str(built))
+    return library_parts, ctypes.CDLL(str(built))
 
 
 def _stem(source: Path, more_flags: tuple[str, ...]) -> str:
@@ -346,8 +340,8 @@ def _stem(source: Path, more_flags: tuple[str, ...]) -> str:
 def _compile(source: Path, compiler: str, more_flags: tuple[str, ...], parts: int | None, built: Path) -> None:
     """Raises OSError or SubprocessError."""
     # Hidden: the loader would give a library the tables of another one in the process, which has other parts.
-    chosen = () if parts is None else ("-fvisibility=hidden", f"-DFURROW_KINDS={parts:#x}")
-    command = [compiler, *FLAGS, *more_flags, *chosen, "-o", str(built), str(source)]
+    part_flags = () if parts is None else ("-fvisibility=hidden", f"-DFURROW_KINDS={parts:#x}")
+    command = [compiler, *FLAGS, *more_flags, *part_flags, "-o", str(built), str(source)]
     subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_WITHIN_S)
 
 
@@ -368,7 +362,7 @@ def _check_kept(built: Path, shapes: tuple[int, ...], name: Path) -> None:
     if (reason := _read(verdict)) is None:
         with contextlib.suppress(OSError):
             name.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _alone(name.parent if os.access(name.parent, os.W_OK) else None):
+        with _locked(name.parent if os.access(name.parent, os.W_OK) else None):
             if (reason := _read(verdict)) is None:
                 reason = failure(built, shapes)
                 if not reason.startswith(_TOO_LONG):
@@ -402,20 +396,13 @@ def failure(built: Path, shapes: tuple[int, ...] = (), within_s: float = CHECK_W
         return f"{_TOO_LONG} within {within_s:g} s"
     if child.returncode < 0:
         return f"its check ended by {signal.Signals(-child.returncode).name}"
-    said = child.stderr.decode(errors="replace").strip().splitlines()
-    return (said or [f"its check ended with status {child.returncode}"])[-1] if child.returncode else ""
+    lines = child.stderr.decode(errors="replace").strip().splitlines()
+    return (lines or [f"its check ended with status {child.returncode}"])[-1] if child.returncode else ""
 
 
-@contextlib.contextmanager
-def _alone(folder: Path | None) -> Generator[None]:
-    """Lock under which one rank of a host compiles; the others, which start at the same time, take its result."""
-    if folder is None:
-        yield
-        return
-    with (folder / "lock").open("w") as file:
-        with contextlib.suppress(OSError):  # a file system without locks: each compiles its own
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _locked(folder: Path | None) -> contextlib.AbstractContextManager[None]:
+    """The lock under which one rank of a host compiles; none without a folder to write to."""
+    return contextlib.nullcontext() if folder is None else cache_files.locked(folder)
 
 
 def _processor() -> str:

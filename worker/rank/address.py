@@ -40,13 +40,13 @@ def is_loopback(address: str) -> bool:
 def check_reachable(address: str, pongs: Sequence[Pong]) -> None:
     """Raise SettingsError if `address` of rank 0 is loopback and another rank is on another machine. `pongs` are by
     rank. Ranks that don't tell their network pass."""
-    own = pongs[0]
-    apart = [pong for pong in pongs if own.network and pong.network and pong.network != own.network]
+    own_pong = pongs[0]
+    apart = [pong for pong in pongs if own_pong.network and pong.network and pong.network != own_pong.network]
     if not apart or not is_loopback(address):
         return
     ranks = ", ".join(f"rank {pong.rank} on host '{pong.host}'" for pong in apart)
     raise SettingsError(
-        f"The ranks of this replica run on several hosts, but host '{own.host}' of rank 0 gives {address} as its "
-        f"address, which is another machine's for {ranks}. Start the worker of '{own.host}' with `furrow worker "
+        f"The ranks of this replica run on several hosts, but host '{own_pong.host}' of rank 0 gives {address} as its "
+        f"address, which is another machine's for {ranks}. Start the worker of '{own_pong.host}' with `furrow worker "
         f"--address ADDRESS` (or FURROW_ADDRESS), an address of it that the other hosts reach."
     )

@@ -20,8 +20,8 @@ FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL,
 
 def poison_kind(status: int) -> str:
     """The kind of poison for the end of a rank: `crashed` by its own fault, else `exited`."""
-    own = -status in FAULTS if status < 0 else status not in (STOPPED, REFUSED, LOAD_FAILED, STUCK)
-    return "crashed" if own else "exited"
+    is_own = -status in FAULTS if status < 0 else status not in (STOPPED, REFUSED, LOAD_FAILED, STUCK)
+    return "crashed" if is_own else "exited"
 
 
 def describe(status: int) -> str:

@@ -134,7 +134,7 @@ class Progress:
         self.kv_limit = 0
         """The most that may be in use and kept together, on every rank; only a leader knows it."""
         self._pending: _Command | None = None
-        self._seen = 0
+        self._last_count = 0
         self.moved_at = 0.0
         """Time of the main thread's last progress."""
         self._since: tuple[_Command, float] | None = None
@@ -148,8 +148,8 @@ class Progress:
     def look(self) -> None:
         """Note whether the main thread has made progress since the last look. For the heartbeat alone."""
         count = self.gauges.progress
-        if count != self._seen:
-            self._seen = count
+        if count != self._last_count:
+            self._last_count = count
             self.moved_at = time.monotonic()
             self.moved()
 
@@ -238,10 +238,10 @@ class RecentWaits:
         samples.append((now, forward_s, waited_s))
         while len(samples) > 1 and samples[1][0] <= now - RECENT_S:
             samples.popleft()
-        then, forward_then, waited_then = samples[0]
-        if now - then < RECENT_S:
+        sampled_at, forward_then, waited_then = samples[0]
+        if now - sampled_at < RECENT_S:
             return 0, 0
-        scale = 1000 * RECENT_S / (now - then)
+        scale = 1000 * RECENT_S / (now - sampled_at)
         forward_ms = int(scale * (forward_s - forward_then))
         return forward_ms, min(forward_ms, max(0, int(scale * (waited_s - waited_then))))
 
@@ -290,7 +290,7 @@ class Heartbeat:
         self._closed = False
         self._stop = threading.Event()
         self._next_beat = 0.0
-        self._others: dict[int, tuple[int, int]] = {}
+        self._progress_of_others: dict[int, tuple[int, int]] = {}
         """Progress of the other ranks at the last look, while this one makes none."""
         self._reachability = Reachability()
         self._recent = RecentWaits()
@@ -353,14 +353,14 @@ class Heartbeat:
         self._progress.look()
         if self._lease is not None:
             if not self._progress.suspicious:
-                self._others = {}
+                self._progress_of_others = {}
             elif self._others_moved():
                 self._progress.moved()
         stuck = self._stuck
         if stuck and self._over is None:
             self._poison_for_hang()
         gauges = self._progress.gauges
-        used, cached = self._progress.kv
+        used_tokens, cached = self._progress.kv
         served = self._progress.served
         read_bytes, weight_bytes = gauges.weights_read
         forward_ms, waited_ms = self._recent.add(time.monotonic(), *gauges.waits)
@@ -373,7 +373,7 @@ class Heartbeat:
             phase=self._progress.phase,
             pid=os.getpid(),
             host=os.environ.get("FURROW_HOST_ID", ""),
-            kv_used=used,
+            kv_used=used_tokens,
             kv_kept=cached,
             kv_limit=self._progress.kv_limit,
             running=served.running,
@@ -407,15 +407,15 @@ class Heartbeat:
         if self._world_size == 1:
             return False
         beats = health.heartbeats(self._client, self._model, self._replica, self._world_size)
-        before, self._others = (
-            self._others,
+        before, self._progress_of_others = (
+            self._progress_of_others,
             {
                 rank: (beat.seq, beat.progress)
                 for rank, beat in enumerate(beats)
                 if rank != self._rank and beat is not None and beat.epoch == self._epoch
             },
         )
-        return any(rank in before and before[rank] != how_far for rank, how_far in self._others.items())
+        return any(rank in before and before[rank] != how_far for rank, how_far in self._progress_of_others.items())
 
     def _watch(self) -> None:
         poison = health.read_poison(self._client, self._model, self._replica)
@@ -429,10 +429,10 @@ class Heartbeat:
         beats = health.heartbeats(self._client, self._model, self._replica, self._world_size)
         silent = [rank for rank, beat in enumerate(beats) if beat is None and rank != self._rank]
         culprit = silent[0] if silent else -1
-        who = f"rank {culprit} has no heartbeat" if silent else "every rank still beats"
+        heartbeats = f"rank {culprit} has no heartbeat" if silent else "every rank still beats"
         message = (
             f"the command after {self._progress.seq} has taken {self._progress.pending_ms} ms, and no rank has got on "
-            f"with it for {self._progress.stalled_s:.1f} s; {who}"
+            f"with it for {self._progress.stalled_s:.1f} s; {heartbeats}"
         )
         log.error("a step is overdue", culprit=culprit, pending_ms=self._progress.pending_ms, action="poison")
         run_all(self._client, [health.poison(self._model, self._replica, self._epoch, culprit, "deadline", message)])

@@ -153,8 +153,8 @@ class RankWorker:
         share: Share | None = None,
     ) -> Heartbeat:
         """The side thread of an epoch, which reports this rank's progress."""
-        own = (self.rank, self.world_size, self.device)
-        return Heartbeat(client, model, replica, epoch, *own, progress, lease, self.abort.say, share)
+        place = (self.rank, self.world_size, self.device)
+        return Heartbeat(client, model, replica, epoch, *place, progress, lease, self.abort.say, share)
 
     def leave(self) -> None:
         """Leave the epoch: leave the group, forget every sequence, keep the weights."""
@@ -349,9 +349,9 @@ class RankWorker:
         if self._model_id != model_id:
             raise self._error("model_not_loaded", f"no shard of {model_id!r} is loaded here")
 
-    def _joined(self, what: str) -> Collective:
+    def _joined(self, group_name: str) -> Collective:
         if self._collective is None:
-            raise self._error("nccl_not_initialised", f"{what} before init: this rank is in no group")
+            raise self._error("nccl_not_initialised", f"{group_name} before init: this rank is in no group")
         return self._collective
 
 
@@ -362,8 +362,8 @@ FAULTS_OF_PROGRESS = 4
 def faults_of_other_threads() -> int:
     """Page faults of the process so far, without those of the calling thread."""
     whole = resource.getrusage(resource.RUSAGE_SELF)
-    own = resource.getrusage(resource.RUSAGE_THREAD)
-    return whole.ru_majflt + whole.ru_minflt - own.ru_majflt - own.ru_minflt
+    own_faults = resource.getrusage(resource.RUSAGE_THREAD)
+    return whole.ru_majflt + whole.ru_minflt - own_faults.ru_majflt - own_faults.ru_minflt
 
 
 def progress_of_load() -> int:

@@ -195,7 +195,7 @@ def _check_value(name: str, value: Any, family: Family) -> None:
     elif name in SWITCHES and not isinstance(value, bool | None):
         raise _wrong(name, value, "true or false")
     elif name in BY_LAYER and not (
-        isinstance(value, list) and all(is_whole(one, -LARGEST) for one in cast(list[Any], value))
+        isinstance(value, list) and all(is_whole(element, -LARGEST) for element in cast(list[Any], value))
     ):
         raise _wrong(name, value, "a list of whole numbers")
 
@@ -206,7 +206,7 @@ def token_ids(source: dict[str, Any], name: str) -> list[int] | None:
     values: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
     if value is None:
         return None
-    if not all(is_whole(one, 0) for one in values):
+    if not all(is_whole(number, 0) for number in values):
         raise _wrong(name, value, "a token id or a list of them")
     return values
 
@@ -269,8 +269,8 @@ def _check_shared_layers(config: dict[str, Any], family: Family) -> None:
 
 def field_value(config: dict[str, Any], family: Family, name: str) -> Any:
     """The value of a field: under its other name where the file has that one, else its own, else the default."""
-    other = config.get(family.aliases.get(name, ""))
-    value = config.get(name, family.defaults.get(name)) if other is None else other
+    aliased = config.get(family.aliases.get(name, ""))
+    value = config.get(name, family.defaults.get(name)) if aliased is None else aliased
     return one_for_all(name, value, family)
 
 
@@ -298,12 +298,12 @@ def _check_experts(config: dict[str, Any], family: Family) -> None:
     for name, value in numbers.items():
         if value != 0 or experts.switch is not None:  # some types have no experts then
             number(numbers, name)
-    count, chosen = numbers.values()
-    if count and chosen > count:
-        raise _wrong(experts.chosen, chosen, f"at most {experts.count} = {count}")
-    if experts.jitter is not None and chosen != MIXED:
+    count, per_token = numbers.values()
+    if count and per_token > count:
+        raise _wrong(experts.chosen, per_token, f"at most {experts.count} = {count}")
+    if experts.jitter is not None and per_token != MIXED:
         raise UnsupportedArchitecture(
-            f"config.json has {experts.chosen} = {chosen}; a sparse mixer chooses {MIXED} experts of a token."
+            f"config.json has {experts.chosen} = {per_token}; a sparse mixer chooses {MIXED} experts of a token."
         )
     if "n_group" in family.fields:
         groups = field_value(config, family, "n_group")
@@ -324,8 +324,8 @@ def _check_latent(config: dict[str, Any], family: Family) -> None:
     fields = fields_of(config, family)
     expected = fields["qk_rope_head_dim"] + (fields["qk_nope_head_dim"] if family.latent == "whole" else 0)
     if width != expected:
-        named = "qk_rope_head_dim" if family.latent == "turned" else "qk_nope_head_dim + qk_rope_head_dim"
-        raise _wrong("head_dim", width, f"{named} = {expected}, or no such field,")
+        field_name = "qk_rope_head_dim" if family.latent == "turned" else "qk_nope_head_dim + qk_rope_head_dim"
+        raise _wrong("head_dim", width, f"{field_name} = {expected}, or no such field,")
 
 
 def _check_alternation(config: dict[str, Any], family: Family) -> None:
@@ -339,7 +339,7 @@ def _check_alternation(config: dict[str, Any], family: Family) -> None:
     layers = config["num_hidden_layers"]
     shares: Any = fields["activation_sparsity_pattern"]
     fits = isinstance(shares, list) and len(cast(list[Any], shares)) == layers
-    if not fits or not all(is_number(one) and 0 <= one < 1 for one in shares):
+    if not fits or not all(is_number(share) and 0 <= share < 1 for share in shares):
         raise _wrong("activation_sparsity_pattern", shares, f"a list of {layers} numbers from 0 on, below 1,")
 
 
@@ -397,27 +397,29 @@ def _check_rope(config: dict[str, Any], family: Family) -> None:
         whole = cast(dict[str, Any], rope)
         if family.rope_by_kind:
             _check_rope_by_kind(name, whole, family)
-        by_kind = {kind: cast(dict[str, Any], one) for kind, one in whole.items() if isinstance(one, dict)}
-        for one in [whole, *by_kind.values()]:
-            _check_rotary(name, one, family)
-        for one in [one for kind, one in by_kind.items() if _has_layers(config, kind)] or [whole]:
-            _check_part_of_heads(name, one, config, family)
+        by_kind = {
+            kind: cast(dict[str, Any], parameters) for kind, parameters in whole.items() if isinstance(parameters, dict)
+        }
+        for parameters in [whole, *by_kind.values()]:
+            _check_rotary(name, parameters, family)
+        for parameters in [parameters for kind, parameters in by_kind.items() if _has_layers(config, kind)] or [whole]:
+            _check_part_of_heads(name, parameters, config, family)
 
 
 def _check_rope_by_kind(name: str, rope: dict[str, Any], family: Family) -> None:
     """Parameters of kinds of layers are objects. A type whose thetas have no fields of their own has them there."""
     listed = {kind: rope[kind] for kind in family.rope_by_kind if rope.get(kind) is not None}
-    for kind, one in listed.items():
-        if not isinstance(one, dict):
-            raise _wrong(f"{name}.{kind}", one, "an object")
+    for kind, parameters in listed.items():
+        if not isinstance(parameters, dict):
+            raise _wrong(f"{name}.{kind}", parameters, "an object")
     if any(family.rope_by_kind.values()):
         return
     if name == "rope_scaling" or not listed:
         kinds = " and ".join(sorted(family.rope_by_kind))
         raise _wrong(name, rope, f"rope_parameters of the kinds {kinds} of layers")
-    for kind, one in listed.items():
-        if cast(dict[str, Any], one).get("rope_theta") is None:
-            raise _wrong(f"{name}.{kind}", one, "an object with rope_theta")
+    for kind, parameters in listed.items():
+        if cast(dict[str, Any], parameters).get("rope_theta") is None:
+            raise _wrong(f"{name}.{kind}", parameters, "an object with rope_theta")
 
 
 def _check_rotary(name: str, rope: dict[str, Any], family: Family) -> None:

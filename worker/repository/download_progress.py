@@ -33,9 +33,6 @@ def _size(count: float) -> str:
     return f"{count / _GB:.1f} GB" if count >= _GB else f"{count / _MB:.1f} MB"
 
 
-# --- The bar ---------------------------------------------------------------------------------------------------------
-
-
 EVERY_S = 0.5
 
 

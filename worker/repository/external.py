@@ -66,10 +66,10 @@ def check_adapter_files(spec: ModelSpec) -> None:
             if not is_gguf(place) or not place.is_file():
                 raise ModelFilesError(f"The adapter {name} needs a GGUF file, and {place} is none on this host.")
             continue
-        missing = [file for file in ADAPTER_FILES if not (place / file).is_file()]
-        if missing:
+        missing_files = [file for file in ADAPTER_FILES if not (place / file).is_file()]
+        if missing_files:
             raise ModelFilesError(
-                f"The adapter {name} needs {' and '.join(missing)} in {place} on this host. Save it with "
+                f"The adapter {name} needs {' and '.join(missing_files)} in {place} on this host. Save it with "
                 "`save_pretrained(folder, safe_serialization=True)`."
             )
 

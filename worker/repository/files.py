@@ -137,8 +137,8 @@ def _are_equal(one: StoredTensor, other: StoredTensor, *_changed: int) -> bool:
     with one.path.open("rb") as ours, other.path.open("rb") as theirs:
         ours.seek(one.start)
         theirs.seek(other.start)
-        for done in range(0, one.bytes, CHUNK_BYTES):
-            size = min(CHUNK_BYTES, one.bytes - done)
+        for start in range(0, one.bytes, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, one.bytes - start)
             if ours.read(size) != theirs.read(size):
                 return False
     return True
@@ -155,36 +155,36 @@ def _with_image_part(config: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def shard_names(index: Path) -> list[str]:
     """The files that an index names, each once. Raises ModelFilesError."""
-    named = read_object(index).get("weight_map")
-    if not isinstance(named, dict) or not named:
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise ModelFilesError(f"{index} has no weight_map.")
-    for tensor, name in cast(dict[str, Any], named).items():
+    for tensor, name in cast(dict[str, Any], weight_map).items():
         if not isinstance(name, str):
             raise ModelFilesError(
                 f"{index} has {str(name)[:60]} for tensor {tensor[:60]}; the name of a file is needed."
             )
-    return sorted(set(cast(dict[str, str], named).values()))
+    return sorted(set(cast(dict[str, str], weight_map).values()))
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The unique shard files of the index, else the single file."""
     if (folder / INDEX).is_file():
         files = [folder / name for name in shard_names(folder / INDEX)]
-        missing = [path.name for path in files if not path.is_file()]
-        if missing:
-            names = ", ".join(missing)
+        missing_names = [path.name for path in files if not path.is_file()]
+        if missing_names:
+            names = ", ".join(missing_names)
             raise ModelFilesAway(
                 f"{folder / INDEX} names files that are missing in {folder}: {names}. Copy them there."
             )
         return files
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in {".safetensors", ".bin", ".gguf", ".pt"})
-    there = f" There is {', '.join(others)}, which is not read." if others else ""
-    raise ModelFilesAway(f"{folder} has no weights: neither {SINGLE} nor {INDEX}.{there}")
+    other_files = sorted(
+        path.name for path in folder.iterdir() if path.suffix in {".safetensors", ".bin", ".gguf", ".pt"}
+    )
+    hint = f" There is {', '.join(other_files)}, which is not read." if other_files else ""
+    raise ModelFilesAway(f"{folder} has no weights: neither {SINGLE} nor {INDEX}.{hint}")
 
-
-# --- Chat templates --------------------------------------------------------------------------------------------------
 
 # The chat template of a model's files: one text, of several templates too.
 
@@ -197,17 +197,17 @@ def chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
     """chat_template.jinja first, then the template inside tokenizer_config.json. Of several the one named `tool_use` is
     for requests with tools, and `default` for others. Raises ModelFilesError for a template that is no text."""
     template = tokenizer_config.get("chat_template")
-    named: dict[str, str] = {}
+    templates: dict[str, str] = {}
     if isinstance(template, list):
-        named = dict(_named(entry) for entry in cast(list[Any], template))
-        template = named.get("default")
+        templates = dict(_named(entry) for entry in cast(list[Any], template))
+        template = templates.get("default")
     elif template is not None and not isinstance(template, str):
         raise _no_template(template)
-    own = folder / "chat_template.jinja"
-    if own.exists():
-        template = text_of(own)
+    template_file = folder / "chat_template.jinja"
+    if template_file.exists():
+        template = text_of(template_file)
     with_tools = folder / WITH_TOOLS
-    tool_use = text_of(with_tools) if with_tools.exists() else named.get("tool_use")
+    tool_use = text_of(with_tools) if with_tools.exists() else templates.get("tool_use")
     return template if tool_use is None else joined_templates(template, tool_use)
 
 
@@ -240,6 +240,6 @@ def joined_templates(default: str | None, tool_use: str) -> str:
     if default is None:
         return tool_use
     # A line break at a template's end is not rendered, and one after a block's mark is, with +.
-    other = default.removesuffix("\n")
+    shorter = default.removesuffix("\n")
     with_tools = tool_use.removesuffix("\n")
-    return f"{{%+ if tools +%}}{with_tools}{{%+ else +%}}{other}{{%+ endif %}}"
+    return f"{{%+ if tools +%}}{with_tools}{{%+ else +%}}{shorter}{{%+ endif %}}"

@@ -38,13 +38,13 @@ def fingerprints(files: ModelFiles, dtype: str, quant: str | None = None, dequan
     packing = [quant, "dequantized"] if dequantize else quant
     config = files.config
     pooling = pooling_of(files.config)
-    by_file: dict[Path, list[StoredTensor]] = {path: [] for path in sorted(files.weights, key=lambda one: one.name)}
+    by_file: dict[Path, list[StoredTensor]] = {path: [] for path in sorted(files.weights, key=lambda path: path.name)}
     tensors = list(files.tensors.values())
     if pooling is not None:
         tensors += read_headers(Path(dense.weights) for dense in pooling.dense).values()
         config = without_places(config)
-    for one in tensors:
-        by_file.setdefault(one.path, []).append(one)
+    for tensor in tensors:
+        by_file.setdefault(tensor.path, []).append(tensor)
     stored = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     packed = hashlib.sha256(json.dumps([config, dtype, packing], sort_keys=True).encode())
     for path, tensors in by_file.items():
@@ -59,9 +59,9 @@ def _samples(path: Path, tensors: list[StoredTensor]) -> Iterator[bytes]:
     begin = 0 if is_gguf(path) else 8  # behind the length of a safetensors header
     with path.open("rb") as file:
         file.seek(begin)
-        yield file.read(max(0, min((one.start for one in tensors), default=0) - begin))
-        for one in tensors:
-            yield from _evenly(file, one.start, one.bytes)
+        yield file.read(max(0, min((tensor.start for tensor in tensors), default=0) - begin))
+        for tensor in tensors:
+            yield from _evenly(file, tensor.start, tensor.bytes)
 
 
 def _evenly(file: BinaryIO, begin: int, size: int) -> Iterator[bytes]:

@@ -33,7 +33,7 @@ def kinds_of(files: ModelFiles, quant: str | None, dequantize: bool = False, dty
         blocks = set[str]() if scheme is None else set(scheme.kinds)
     # Of a mixture the router stays in 16 bits beside int8.
     if quant != "int8" or "num_experts_per_tok" in files.config or blocks:
-        kinds |= {STORED[one] for one in types if one in STORED}
+        kinds |= {STORED[tensor_type] for tensor_type in types if tensor_type in STORED}
     if "num_experts_per_tok" in files.config:
         kinds.add("bfloat16")
     return frozenset(kinds | blocks)

@@ -15,8 +15,6 @@ from worker.repository.gguf.selection import first_parts, model_stem
 from worker.repository.packaged import PACKAGED, kept_file
 from worker.repository.source import cache_folder, on_this_host
 
-# --- Complete models -------------------------------------------------------------------------------------------------
-
 # The models that are complete on this host, in a folder or in the cache of Hugging Face files, for those who offer all
 # of them.
 
@@ -43,19 +41,21 @@ def local_models(where: str) -> list[LocalModel]:
     if where == CACHE:
         folder, reason = cache_folder(None, os.environ)
         models = list(_in_cache(folder))
-        named = f"the cache {folder} ({reason})"
+        place_name = f"the cache {folder} ({reason})"
     else:
         folder = Path(where).expanduser().resolve()
         if not folder.is_dir():
             raise SettingsError(f"--models {where}: {folder} is no folder; give one with models, or '*' for the cache")
         models = list(_in_folder(folder, folder, DEPTH))
-        named = f"the folder {folder}"
+        place_name = f"the folder {folder}"
     if not models:
-        raise SettingsError(f"--models {where}: {named} has no model: no .gguf file, and no folder with config.json")
+        raise SettingsError(
+            f"--models {where}: {place_name} has no model: no .gguf file, and no folder with config.json"
+        )
     if len(models) > MOST_MODELS:
-        raise SettingsError(f"--models {where}: {named} has more than {MOST_MODELS} models; name a smaller folder")
+        raise SettingsError(f"--models {where}: {place_name} has more than {MOST_MODELS} models; name a smaller folder")
     names = Counter(model.name for model in models)
-    models = [replace(one, name=one.place) if names[one.name] > 1 and one.place else one for one in models]
+    models = [replace(model, name=model.place) if names[model.name] > 1 and model.place else model for model in models]
     return sorted(models, key=lambda model: model.name)
 
 
@@ -104,10 +104,8 @@ def _place(path: Path, top: Path) -> str:
 
 def _name(text: str) -> str:
     """A name that clients can write: no white space and no braces."""
-    return "".join("_" if one.isspace() or one in "{}" else one for one in text)
+    return "".join("_" if character.isspace() or character in "{}" else character for character in text)
 
-
-# --- Downloaded models -----------------------------------------------------------------------------------------------
 
 # The downloaded models of this user: listed and removed, in the cache of Hugging Face files and in Furrow's own.
 
@@ -135,7 +133,7 @@ def cached_models() -> tuple[CachedModel, ...]:
         if (path := kept_file(name)).is_file():
             stat = path.stat()
             models.append(CachedModel(name, path, stat.st_size, stat.st_mtime, complete=True))
-    return tuple(sorted(models, key=lambda one: (-one.used_at, one.name)))
+    return tuple(sorted(models, key=lambda model: (-model.used_at, model.name)))
 
 
 def _repository(path: Path) -> CachedModel:

@@ -17,8 +17,6 @@ from worker.repository.config_fields import number
 from worker.weights.formats import StoredTensor
 from worker.weights.safetensors_header import FLOATS, image_tensors
 
-# --- The image part --------------------------------------------------------------------------------------------------
-
 # The image part of a checkpoint: its configuration, and how pictures are prepared for it. No torch.
 #
 # The part is kept in the configuration of a model under `image_part`, so that ranks and the fingerprint have it.
@@ -61,8 +59,6 @@ def part_of(config: Mapping[str, Any]) -> ImagePart | None:
     return None if part is None else msgspec.convert(part, ImagePart)
 
 
-# --- Fields ----------------------------------------------------------------------------------------------------------
-
 # Fields of the files that describe an image part: each is checked, and an error names the field and its value.
 
 
@@ -84,7 +80,11 @@ def normalisation(processor: Mapping[str, Any], mean: list[float], std: list[flo
     fields: dict[str, Any] = {}
     for name, default in (("mean", mean), ("std", std)):
         values = processor.get(f"image_{name}", default)
-        if not isinstance(values, list) or len(values) != 3 or not all(isinstance(one, int | float) for one in values):
+        if (
+            not isinstance(values, list)
+            or len(values) != 3
+            or not all(isinstance(value, int | float) for value in values)
+        ):
             raise ModelFilesError(f"preprocessor_config.json has image_{name} = {values!r}; three numbers are needed.")
         fields[name] = values
     factor = processor.get("rescale_factor", 1 / 255)
@@ -92,8 +92,6 @@ def normalisation(processor: Mapping[str, Any], mean: list[float], std: list[flo
         raise ModelFilesError(f"preprocessor_config.json has rescale_factor = {factor!r}; a number is needed.")
     return fields | {"rescale": factor}
 
-
-# --- Images of gemma3 ------------------------------------------------------------------------------------------------
 
 # The image part of gemma3, as transformers' Gemma3Processor prepares images: each becomes a square of one size without
 # keeping its proportions (pan and scan is off, as it is there), and a fixed number of tokens between two marks.
@@ -149,8 +147,6 @@ def gemma3_part(
     )
 
 
-# --- Images of Qwen --------------------------------------------------------------------------------------------------
-
 # The image part of qwen3_vl, qwen3_vl_moe, qwen3_5 and qwen3_5_moe, as transformers' Qwen2VLImageProcessorPil reads
 # the file: both sides of an image become multiples of patch and merge size, within limits of pixels.
 
@@ -172,9 +168,9 @@ def qwen_part(
         )
     size = processor.get("size")
     size = dict(size) if isinstance(size, dict) else {}
-    for own, older in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
+    for name, older in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
         if processor.get(older) is not None:
-            size[own] = processor[older]
+            size[name] = processor[older]
     return ImagePart(
         kind=str(config["model_type"]),
         vision=dict(vision),
@@ -196,12 +192,10 @@ def _sections(config: Mapping[str, Any], default: list[int]) -> list[int]:
     text: Any = config.get("text_config") or {}
     rope: Any = text.get("rope_scaling") or text.get("rope_parameters") or {}
     sections = rope.get("mrope_section", default)
-    if not isinstance(sections, list) or len(sections) != 3 or not all(is_whole(one, 0) for one in sections):
+    if not isinstance(sections, list) or len(sections) != 3 or not all(is_whole(section, 0) for section in sections):
         raise ModelFilesError(f"config.json has mrope_section = {sections!r}; three whole numbers are needed.")
     return sections
 
-
-# --- The types with images -------------------------------------------------------------------------------------------
 
 # Which checkpoints with images are served with them.
 
@@ -223,8 +217,6 @@ def image_part(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Image
 
 _READERS = {"siglip": gemma3_part, "qwen": qwen_part}
 
-
-# --- The text part ---------------------------------------------------------------------------------------------------
 
 # The text part of a checkpoint with images: its configuration.
 #
@@ -253,15 +245,15 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
     if part is None:
         return config | {"model_type": SAME[kind]} if kind in SAME else config
     # Older files of Qwen2.5-VL have the fields of the text part beside the others.
-    own = config.get("text_config", config)
-    if not isinstance(own, dict):
-        raise ModelFilesError(f"config.json has text_config = {own!r}; an object is needed.")
-    text = {**part.defaults, **{name: value for name, value in own.items() if name != "vision_config"}}
+    text_config = config.get("text_config", config)
+    if not isinstance(text_config, dict):
+        raise ModelFilesError(f"config.json has text_config = {text_config!r}; an object is needed.")
+    text = {**part.defaults, **{name: value for name, value in text_config.items() if name != "vision_config"}}
     for name in _FROM_THE_WHOLE:
         if config.get(name) is not None:
             text.setdefault(name, config[name])
-    tied = (one.get("tie_word_embeddings") for one in (config, own))
-    text["tie_word_embeddings"] = next((one for one in tied if one is not None), part.tied)
+    tied = (fields.get("tie_word_embeddings") for fields in (config, text_config))
+    text["tie_word_embeddings"] = next((value for value in tied if value is not None), part.tied)
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(rope := text.get(name), dict):
             text[name] = _rope_of_text(rope)
@@ -277,8 +269,6 @@ def _rope_of_text(rope: dict[str, Any]) -> dict[str, Any]:
             parameters[name] = "default"
     return parameters
 
-
-# --- Tensors of a tower ----------------------------------------------------------------------------------------------
 
 # The tensors of a vision tower, from the headers of safetensors files alone: names, types and shapes.
 
@@ -382,7 +372,7 @@ def _deepstack(part: ImagePart) -> list[int]:
     """The layers whose outputs are added to those of the text part's first ones."""
     default = list(part.images.deepstack)
     layers = part.vision.get("deepstack_visual_indexes", default) if default else []
-    if not isinstance(layers, list) or not all(is_whole(one, 0) for one in layers):
+    if not isinstance(layers, list) or not all(is_whole(layer, 0) for layer in layers):
         raise ModelFilesError(
             f"vision_config.deepstack_visual_indexes = {layers!r}; whole numbers are needed. {_REMEDY}"
         )

@@ -146,21 +146,21 @@ class Preparations:
 
     def turn(self, place: tuple[str, str], assignment: Assignment) -> Path | str | None:
         """The folder, or why there is none; None while it is awaited. Call in every tick."""
-        one = self._by_place.get(place)
-        if one is not None and one.assignment.spec.revision != assignment.spec.revision:
+        preparation = self._by_place.get(place)
+        if preparation is not None and preparation.assignment.spec.revision != assignment.spec.revision:
             self.leave(place)  # the model is wanted otherwise by now
-            one = None
-        if one is None:
-            one = self._by_place[place] = Preparation(assignment, self._done)
-        one.tend()
-        outcome = one.outcome
+            preparation = None
+        if preparation is None:
+            preparation = self._by_place[place] = Preparation(assignment, self._done)
+        preparation.tend()
+        outcome = preparation.outcome
         if outcome is None:
-            if one.text != one.reported:
-                self._report(*place, "starting", one.text, assignment, one.downloaded)
-                one.reported = one.text
+            if preparation.text != preparation.reported:
+                self._report(*place, "starting", preparation.text, assignment, preparation.downloaded)
+                preparation.reported = preparation.text
         elif not isinstance(outcome, Exception):
             del self._by_place[place]
-        elif self._again(one, outcome):
+        elif self._again(preparation, outcome):
             return None
         else:
             del self._by_place[place]
@@ -172,33 +172,33 @@ class Preparations:
                 exc_info=None if expected else outcome,
                 action="prepare_model",
             )
-            tries = f" Tried {one.attempts} times." if one.attempts > 1 else ""
+            tries = f" Tried {preparation.attempts} times." if preparation.attempts > 1 else ""
             return (str(outcome) if expected else repr(outcome)) + tries
         return outcome
 
     def leave(self, place: tuple[str, str]) -> None:
         """The model is not wanted here any more: a download ends."""
-        if (one := self._by_place.pop(place, None)) is not None:
-            one.cancel()
+        if (preparation := self._by_place.pop(place, None)) is not None:
+            preparation.cancel()
 
     def close(self) -> None:
-        for one in self._by_place.values():
-            one.cancel()
+        for preparation in self._by_place.values():
+            preparation.cancel()
 
-    def _again(self, one: Preparation, error: Exception) -> bool:
+    def _again(self, preparation: Preparation, error: Exception) -> bool:
         """Plan another try after an error of the hub, or for a model that was loaded once; False if there is none. A
         source that was never loaded is more often a wrong name than one that is away."""
-        model = one.assignment.spec.name
+        model = preparation.assignment.spec.name
         if not isinstance(error, ModelFilesAway):
             return False
         loaded = catalog.get_assets(self._client, model) is not None
         if not isinstance(error, HubUnreachable) and not loaded:
             return False
         never = isinstance(error, HubNeverReached) and not loaded
-        pause = one.again(NEVER_REACHED_S) if never else one.again()
+        pause = preparation.again(NEVER_REACHED_S) if never else preparation.again()
         if pause is None:
             return False
         log.warning("model files unavailable", model=model, error=str(error), next_try_s=pause, action="prepare_model")
         detail = f"{error} The next try is in {pause:g} s."
-        self._report(model, one.assignment.replica, "backoff", detail, one.assignment, None)
+        self._report(model, preparation.assignment.replica, "backoff", detail, preparation.assignment, None)
         return True

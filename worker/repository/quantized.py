@@ -71,7 +71,7 @@ class _Sizes:
         self._layers = number(config, "num_hidden_layers")
         self._kv_heads = validation.layer_kv_heads(config)
         alike: list[dict[str, int]] = [{}] * self._layers
-        self._own = alike if family.heads_by_layer is None else family.heads_by_layer(config)
+        self._fields_by_layer = alike if family.heads_by_layer is None else family.heads_by_layer(config)
 
     def of(self, module: str) -> tuple[int, int] | None:
         """None for a layer that few families have, and in a layer beyond the model's, which is not read."""
@@ -90,7 +90,7 @@ class _Sizes:
             head = fields["qk_nope_head_dim"] + fields["qk_rope_head_dim"]
             return {"q_proj": (heads * head, hidden), "o_proj": (hidden, heads * fields["v_head_dim"])}
         usual: int = fields.get("head_dim", self._config.get("head_dim")) or hidden // heads
-        head = self._own[layer].get("head_dim", usual)
+        head = self._fields_by_layer[layer].get("head_dim", usual)
         value = fields.get("v_head_dim") or head
         gated = 2 if self._family.output_gate else 1
         return {
@@ -105,8 +105,12 @@ class _Sizes:
         """Of experts if `module` is one's."""
         hidden = number(self._config, "hidden_size")
         fields = self._fields
-        own = fields.get("moe_intermediate_size", self._config.get("moe_intermediate_size"))
-        inner = own if own and ".experts." in module else self._family.feed_forward_width({**self._config, **fields})
+        expert_width = fields.get("moe_intermediate_size", self._config.get("moe_intermediate_size"))
+        inner = (
+            expert_width
+            if expert_width and ".experts." in module
+            else self._family.feed_forward_width({**self._config, **fields})
+        )
         if not isinstance(inner, int):
             return {}
         if validation.is_double_wide(self._config, fields, layer):
@@ -126,7 +130,7 @@ def _check_share(module: str, linear: QuantizedLinear, ends: tuple[int, ...], tp
     if not _shared(linear, ends, tp):
         raise UnsupportedArchitecture(
             f"{linear.weight} has {linear.inputs} inputs in groups of {linear.unit}, which {tp} ranks can't share by "
-            f"whole groups. Use one of --tp {validation.fitting_ranks(lambda one: _shared(linear, ends, one))}."
+            f"whole groups. Use one of --tp {validation.fitting_ranks(lambda tp: _shared(linear, ends, tp))}."
         )
 
 

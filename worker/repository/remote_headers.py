@@ -34,8 +34,8 @@ def headers_of(repository: str, cache: Path, gguf: str | None = None) -> Path:
     if config is None or (index is None and _size(hub, SINGLE) is None):
         there = hub.names()
         if gguf is None and not any(map(is_model, there)):
-            missing = "config.json" if config is None else SINGLE
-            raise hub.missing(missing)
+            missing_file = "config.json" if config is None else SINGLE
+            raise hub.missing(missing_file)
         parts = choose(there, gguf, f"Repository {repository}")
         folder = cache / "gguf"
         folder.mkdir()
@@ -74,7 +74,7 @@ def _gguf(hub: Hub, name: str, file: Path) -> None:
         _write(file, content, size)
         try:
             tensors = read_header(file).tensors
-            if min((one.start for one in tensors.values()), default=size) <= len(content):
+            if min((tensor.start for tensor in tensors.values()), default=size) <= len(content):
                 _factors(hub, name, file, tensors.get(FACTORS))
                 return
         except ModelFilesError:  # what is still empty is read as a part of the header

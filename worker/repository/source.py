@@ -68,9 +68,9 @@ def resolve(
     model, or a repository in the cache or of the hub. `gguf` names the file of several. `cache` overrides
     `cache_folder`. `tell` is called with the progress of a download, which `fetch` does, in this process by default.
     Raises ModelFilesError naming the file and the repository."""
-    named = _named_path(source, gguf)
-    if named is not None:
-        return named
+    path = _named_path(source, gguf)
+    if path is not None:
+        return path
     place, reason = cache_folder(cache, os.environ)
     log.info("model cache", folder=str(place), reason=reason, action="find_model")
     try:
@@ -86,9 +86,9 @@ def resolve(
 
 def on_this_host(source: str, gguf: str | None = None) -> Path | None:
     """As `resolve`, without a download: None for a repository that is not complete in the cache."""
-    named = _named_path(source, gguf)
-    if named is not None:
-        return named
+    path = _named_path(source, gguf)
+    if path is not None:
+        return path
     if source in PACKAGED:
         return None
     try:
@@ -260,7 +260,7 @@ class Hub:
         return [name for name in files if name.lower().endswith(".gguf")]
 
 
-def failed(what: str, error: Exception) -> ModelFilesError:
+def failed(action: str, error: Exception) -> ModelFilesError:
     """An `error` of huggingface_hub; HubUnreachable unless another try would end alike: there is no such repository or
     revision, no access, or no valid name."""
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -268,7 +268,7 @@ def failed(what: str, error: Exception) -> ModelFilesError:
         status is not None and 400 <= status < 500 and status not in (408, 429)
     )
     kind = ModelFilesError if is_final else HubUnreachable
-    return kind(f"{what} ({type(error).__name__}): {error}")
+    return kind(f"{action} ({type(error).__name__}): {error}")
 
 
 def _download(hub: Hub, gguf: str | None) -> Path:
@@ -294,10 +294,10 @@ def _download_gguf(hub: Hub, names: list[str]) -> Path:
     base = base_repository(hub.repository)
     model = read_model(first)
     if refusal(model) is not None:
-        for one in [hub, *([replace(hub, repository=base, revision="main")] if base else [])]:
-            if one.fetch("tokenizer.json") is not None:
+        for repository in [hub, *([replace(hub, repository=base, revision="main")] if base else [])]:
+            if repository.fetch("tokenizer.json") is not None:
                 for name in OPTIONAL:
-                    one.fetch(name)
+                    repository.fetch(name)
                 break
     check_described(model)
     return first
@@ -310,8 +310,6 @@ def shards_of(index: Path, repository: str) -> list[str]:
     except ModelFilesError as error:
         raise ModelFilesError(f"{INDEX} of repository {repository} can't be read: {error}") from error
 
-
-# --- A download in a process of its own ------------------------------------------------------------------------------
 
 # A process can be killed wherever a download hangs; complete files are kept for the next one. It writes one JSON object
 # a line: its progress, and at last the folder or the error.
@@ -328,7 +326,7 @@ class Download:
     """One download of the files of a repository. `run` and `cancel` are called by different threads."""
 
     def __init__(self, repository: str, revision: str, cache: Path, gguf: str | None = None) -> None:
-        self._what = [repository, revision, str(cache), gguf or ""]
+        self._arguments = [repository, revision, str(cache), gguf or ""]
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._cancelled = False
@@ -337,8 +335,8 @@ class Download:
         """Wait for its end. Raises ModelFilesError. The calling thread must stay: the process ends with it."""
         with self._lock:
             if self._cancelled:
-                raise ModelFilesAway(f"The download of {self._what[0]} was cancelled.")
-            command = python_command("worker", "download", *self._what)
+                raise ModelFilesAway(f"The download of {self._arguments[0]} was cancelled.")
+            command = python_command("worker", "download", *self._arguments)
             process = self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=child_environment()
             )
@@ -354,7 +352,7 @@ class Download:
             return Path(end["folder"])
         if "error" in end:
             raise ERRORS[end["kind"]](end["error"])
-        raise ModelFilesAway(f"The process that downloads {self._what[0]} ended with status {status}.")
+        raise ModelFilesAway(f"The process that downloads {self._arguments[0]} ended with status {status}.")
 
     def cancel(self) -> None:
         """End the process, if there is one, and start none. Returns at once."""

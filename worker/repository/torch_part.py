@@ -42,11 +42,12 @@ def check(reason: str | None) -> None:
     not installed. Imports neither."""
     if reason is None:
         return
-    missing = [package for package in ("torch", "transformers") if importlib.util.find_spec(package) is None]
-    if missing:
-        packages = " ".join(map(shlex.quote, _requirements() or missing))
+    missing_packages = [package for package in ("torch", "transformers") if importlib.util.find_spec(package) is None]
+    if missing_packages:
+        packages = " ".join(map(shlex.quote, _requirements() or missing_packages))
+        verb = "is" if len(missing_packages) == 1 else "are"
         raise SettingsError(
-            f"{reason}, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed on this host. "
+            f"{reason}, and {' and '.join(missing_packages)} {verb} not installed on this host. "
             f"Run `{sys.executable} -m pip install {packages}`, then `furrow models reload`."
         )
 

@@ -130,16 +130,16 @@ def recurrence(config: dict[str, Any]) -> Recurrence | None:
 
 def check_devices(config: dict[str, Any], devices: Sequence[str]) -> None:
     """Raise SettingsError for a device that keeps no recurrent states, which models of the type have."""
-    others = [device for device in devices if not device.startswith("cpu")]
-    if others and "attention_chunk_size" in family_of(config).fields:
+    other_devices = [device for device in devices if not device.startswith("cpu")]
+    if other_devices and "attention_chunk_size" in family_of(config).fields:
         raise SettingsError(
             f"Model type '{config['model_type']}' has attention within chunks, which is served on CPUs only, not on "
-            f"{others[0]}. Use --devices cpu."
+            f"{other_devices[0]}. Use --devices cpu."
         )
-    if others and family_of(config).recurrent:
+    if other_devices and family_of(config).recurrent:
         raise SettingsError(
             f"Model type '{config['model_type']}' is one with recurrent layers: all its models are served on CPUs "
-            f"only, not on {others[0]}. Use --devices cpu."
+            f"only, not on {other_devices[0]}. Use --devices cpu."
         )
 
 
@@ -211,11 +211,11 @@ def _check_recurrence(config: dict[str, Any], tp: int) -> None:
             f"config.json has sizes by which a recurrent layer has {width} inner channels; at most "
             f"{config_fields.LARGEST} are served."
         )
-    count, what = recurrent.shared
+    count, unit = recurrent.shared
     if isinstance(recurrent, Mamba):
         recurrent.check_groups(tp)
     if count % tp:
-        raise UnsupportedArchitecture(f"{count} {what} can't be divided among {tp} ranks. {_remedy(count)}")
+        raise UnsupportedArchitecture(f"{count} {unit} can't be divided among {tp} ranks. {_remedy(count)}")
 
 
 def _remedy(number: int) -> str:

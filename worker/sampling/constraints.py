@@ -138,23 +138,23 @@ class Masks:
         """By index, the bits [ceil(vocabulary / 8)] uint8 of each row that has a grammar, lowest of a byte first. A row
         whose constraint has failed, perhaps only here, is left out: it must not be sampled."""
         bound = [(place, row.constraint) for place, row in enumerate(rows) if row.constraint is not None]
-        chosen = [(place, constraint) for place, constraint in bound if not constraint.failure]
-        if not chosen:
+        working = [(place, constraint) for place, constraint in bound if not constraint.failure]
+        if not working:
             return {}
-        width = 4 * -(-chosen[0][1].vocab_size // 32)
-        bits = np.zeros((len(chosen), width), dtype=np.uint8)
-        if self._threads < 2 or len(chosen) < _TOGETHER:
-            for index, (_, constraint) in enumerate(chosen):
+        width = 4 * -(-working[0][1].vocab_size // 32)
+        bits = np.zeros((len(working), width), dtype=np.uint8)
+        if self._threads < 2 or len(working) < _TOGETHER:
+            for index, (_, constraint) in enumerate(working):
                 constraint.matcher.unsafe_compute_mask_ptr(bits[index].ctypes.data, width)
         else:
             if self._executor is None:
                 self._executor = LLExecutor(self._threads)
-            matchers = [(constraint.matcher, index) for index, (_, constraint) in enumerate(chosen)]
-            self._executor.unsafe_compute_mask_ptr(matchers, bits.ctypes.data, width, len(chosen))
-        for index, (_, constraint) in enumerate(chosen):
+            matchers = [(constraint.matcher, index) for index, (_, constraint) in enumerate(working)]
+            self._executor.unsafe_compute_mask_ptr(matchers, bits.ctypes.data, width, len(working))
+        for index, (_, constraint) in enumerate(working):
             if not constraint.failure:
                 constraint.finish(bits[index])
-        return {place: bits[index] for index, (place, constraint) in enumerate(chosen) if not constraint.failure}
+        return {place: bits[index] for index, (place, constraint) in enumerate(working) if not constraint.failure}
 
 
 class BadWords:

@@ -26,8 +26,6 @@ from worker.scheduling.sequence import Sequence
 log = structlog.get_logger()
 
 
-# --- Vocabularies ----------------------------------------------------------------------------------------------------
-
 # The forms of a model's vocabulary that a leader needs: made by the leader, or before it by the standby that forks it.
 #
 # The form for grammars takes half a second of a large vocabulary, in which no other Python thread runs. So a leader
@@ -102,8 +100,6 @@ def _fulfil(future: Future[LLTokenizer], assets: ModelAssets) -> None:
         future.set_exception(error)
     give_back_memory()  # the file and its entries took several times what is kept
 
-
-# --- Grammars --------------------------------------------------------------------------------------------------------
 
 # A leader's grammars: compiled beside the steps, kept, and copied for every choice that one constrains.
 

@@ -30,8 +30,6 @@ from worker.scheduling.sequence import Sequence
 log = structlog.get_logger()
 
 
-# --- Random numbers --------------------------------------------------------------------------------------------------
-
 # Randomness without state: a number for each (seed, choice, position, token), the same in every batch and epoch.
 #
 # The generator is splitmix64: a counter with an odd constant, and a finaliser. (Steele, Lea, Flood: Fast Splittable
@@ -62,9 +60,6 @@ def row_key(seed: int, choice: int, position: int) -> int:
     for part in (choice, position):
         key = _mix((key + STEP) & MASK) ^ part
     return _mix((key + STEP) & MASK)
-
-
-# --- Sampler ---------------------------------------------------------------------------------------------------------
 
 
 GREEDY_BELOW = 1e-5
@@ -183,15 +178,15 @@ class Sampler:
         if best is None:
             best = self._threads.best_tokens(logits)
         sampled = [SampledToken(token) for token in best]
-        others = [index for index, row in enumerate(rows) if not row.plain or row.forced is not None or row.ranks]
-        if others:
-            structs = (library.Sampled * len(others))()
+        other_rows = [index for index, row in enumerate(rows) if not row.plain or row.forced is not None or row.ranks]
+        if other_rows:
+            structs = (library.Sampled * len(other_rows))()
             arrays = list[Any]()
-            for index, struct in zip(others, structs, strict=True):
+            for index, struct in zip(other_rows, structs, strict=True):
                 struct.logits, struct.vocabulary = logits[index].ctypes.data, logits.shape[1]
                 arrays.append(_fill(struct, rows[index]))
             self._threads.sample(structs)
-            for index, struct, (ranks, rankings, *_) in zip(others, structs, arrays, strict=True):
+            for index, struct, (ranks, rankings, *_) in zip(other_rows, structs, arrays, strict=True):
                 if struct.token == NO_TOKEN_LEFT:
                     raise NoTokenLeft
                 sampled[index] = _result(struct, ranks, rankings)

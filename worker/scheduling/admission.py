@@ -10,8 +10,6 @@ from itertools import chain
 from worker.scheduling.kv_cache import KVMemory
 from worker.scheduling.sequence import Flow, Sequence, SequenceState, StepPlan
 
-# --- Shares ----------------------------------------------------------------------------------------------------------
-
 # The shares of flows in slots and KV memory, and the choice of sequences to preempt for them.
 #
 # A flow's share is its weight's part of both resources, among the flows that hold something or wait. Its usage is the
@@ -39,20 +37,20 @@ class Shares:
     def __init__(
         self,
         running: Iterable[Sequence],
-        held: Mapping[int, int],
+        kv_tokens: Mapping[int, int],
         waiting: Iterable[Flow],
         *,
         slots: int,
         tokens: int,
     ) -> None:
-        """`held` has the KV tokens by sid; `slots` and `tokens` are all that there is."""
+        """`kv_tokens` has the KV tokens by sid; `slots` and `tokens` are all that there is."""
         self._slots = slots
         self._tokens = tokens
-        self._held = held
+        self._kv_tokens = kv_tokens
         self._holdings: dict[Flow, Holding] = {flow: Holding() for flow in waiting}
         self._running: dict[Flow, list[Sequence]] = {}
         for sequence in running:
-            self.take(sequence, held.get(sequence.sid, 0))
+            self.take(sequence, kv_tokens.get(sequence.sid, 0))
         self._weight = sum(weight(flow) for flow in self._holdings)
 
     @property
@@ -70,7 +68,7 @@ class Shares:
         """The sequence was preempted."""
         holding = self._holdings[sequence.flow]
         holding.slots -= 1
-        holding.tokens -= self._held.get(sequence.sid, 0)
+        holding.tokens -= self._kv_tokens.get(sequence.sid, 0)
         self._running[sequence.flow].remove(sequence)
 
     def usage(self, flow: Flow, slots: int = 0, tokens: int = 0) -> float:
@@ -163,9 +161,6 @@ class PrefillTurns:
         return max(self._now, self._ends.get(flow, 0.0))
 
 
-# --- Admission -------------------------------------------------------------------------------------------------------
-
-
 GROWTH_TOKENS = 16
 """KV kept free per running sequence when one is admitted, or the newcomer would be the next to be preempted."""
 PASSED_OVER = 16
@@ -207,7 +202,7 @@ class Admission:
         self._steps += 1
         self._gave_way.clear()
         self._snapshot = None
-        feeding = {one.flow for one in self._running.values() if one.state is SequenceState.PREFILL}
+        feeding = {sequence.flow for sequence in self._running.values() if sequence.state is SequenceState.PREFILL}
         head = self._next_head(feeding)
         victims: list[Sequence] = []
         tokens = 0
@@ -304,7 +299,7 @@ class Admission:
         shares = self.shares()
         if any(not shares.sated(flow) for flow in self.waiting.flows):
             return 0, []  # the slots that can be given up are theirs
-        busy = {one.flow for one in self._running.values() if one.state is SequenceState.PREFILL}
+        busy = {sequence.flow for sequence in self._running.values() if sequence.state is SequenceState.PREFILL}
         busy.update(self.waiting.flows)
         sated = [flow for flow in shares.flows if flow in busy or shares.sated(flow)]
         return min(MOST_GUESTS, shares.to_spare() + idle), sated
@@ -323,8 +318,8 @@ class Admission:
         account = self._memory.account
         victims: list[Sequence] = []
         free = account.free + sum(account.held(victim.sid) for victim in before)
-        taken = len(self._running) - len(before)
-        while taken + slots > self._slots or tokens + self._spare() > free:
+        admitted = len(self._running) - len(before)
+        while admitted + slots > self._slots or tokens + self._spare() > free:
             shares = self.shares()
             victim = shares.victim(sequence, slots, tokens, self._steps)
             if victim is None:
@@ -333,7 +328,7 @@ class Admission:
                 return None
             shares.give_up(victim)
             victims.append(victim)
-            taken -= 1
+            admitted -= 1
             free += account.held(victim.sid)
         return victims
 

@@ -38,10 +38,10 @@ class KVAccount:
         self.cost = cost
         self._block = cost.block_tokens
         self.capacity = capacity // self._block * self._block
-        self._held: dict[int, int] = {}
+        self._tokens_by_sid: dict[int, int] = {}
         self._snapshots: dict[int, int] = {}
         """Sequence → the number of its copies (see `Snapshots`)."""
-        self._kept: set[int] = set()
+        self._kept_sids: set[int] = set()
         self.used = 0
         """Tokens reserved by all holders together, copies of states included."""
         self.releasable = 0
@@ -59,10 +59,10 @@ class KVAccount:
 
     @property
     def holders(self) -> dict[int, int]:
-        return dict(self._held)
+        return dict(self._tokens_by_sid)
 
     def held(self, sid: int) -> int:
-        return self._held.get(sid, 0)
+        return self._tokens_by_sid.get(sid, 0)
 
     def rounded(self, tokens: int) -> int:
         """The tokens of memory that a sequence of `tokens` holds; 0 for none."""
@@ -70,22 +70,22 @@ class KVAccount:
 
     def fits(self, sid: int, tokens: int, *, spare: int = 0) -> bool:
         """True if `sid` can come to hold `tokens` in all, with `spare` left free."""
-        more = self.rounded(tokens) - self._held.get(sid, 0)
+        more = self.rounded(tokens) - self._tokens_by_sid.get(sid, 0)
         return more <= 0 or more + spare <= self.free
 
     def reserve(self, sid: int, tokens: int, *, spare: int = 0) -> bool:
         """Reserve `tokens` in all for `sid`; False, without a change, if other memory must be released first."""
-        more = self.rounded(tokens) - self._held.get(sid, 0)
+        more = self.rounded(tokens) - self._tokens_by_sid.get(sid, 0)
         if more > 0 and more + spare > self.capacity - self.used:
             return False
         if more > 0:
-            self._held[sid] = self._held.get(sid, 0) + more
+            self._tokens_by_sid[sid] = self._tokens_by_sid.get(sid, 0) + more
             self.used += more
         return True
 
     def can_grow(self, tokens: dict[int, int]) -> bool:
         """True if `reserve` would succeed for all of these, one after the other."""
-        more = sum(max(0, self.rounded(count) - self._held.get(sid, 0)) for sid, count in tokens.items())
+        more = sum(max(0, self.rounded(count) - self._tokens_by_sid.get(sid, 0)) for sid, count in tokens.items())
         return more <= self.capacity - self.used
 
     def add_snapshot(self, sid: int) -> bool:
@@ -112,8 +112,8 @@ class KVAccount:
 
     def keep(self, sid: int) -> None:
         """Mark the tokens of `sid` as kept: they may be released for others."""
-        self._kept.add(sid)
-        self.releasable += self._held.get(sid, 0)
+        self._kept_sids.add(sid)
+        self.releasable += self._tokens_by_sid.get(sid, 0)
 
     def lower(self, capacity: int) -> None:
         """Let all holders together have no more than this, or than what they have now."""
@@ -121,11 +121,11 @@ class KVAccount:
 
     def release(self, sid: int) -> None:
         self.drop_snapshots(sid)
-        held = self._held.pop(sid, 0)
-        self.used -= held
-        if sid in self._kept:
-            self._kept.remove(sid)
-            self.releasable -= held
+        tokens = self._tokens_by_sid.pop(sid, 0)
+        self.used -= tokens
+        if sid in self._kept_sids:
+            self._kept_sids.remove(sid)
+            self.releasable -= tokens
 
 
 class Snapshots:
@@ -270,19 +270,19 @@ class PrefixCache:
         """Hash of a block → the sids that have it, in order of their coming."""
         self._indexed: dict[int, int] = {}
         """Sid → how many of its blocks are in the index."""
-        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._kept_sids: OrderedDict[int, None] = OrderedDict()
 
     @property
     def ended(self) -> list[int]:
         """Sids of the ended sequences, the next to go first."""
-        return list(self._kept)
+        return list(self._kept_sids)
 
     @property
     def followed(self) -> set[int]:
         return set(self._sequences)
 
     def is_kept(self, sid: int) -> bool:
-        return sid in self._kept
+        return sid in self._kept_sids
 
     def follow(self, sequence: Sequence) -> None:
         """Index what a sequence has grown by; its KV may lag behind."""
@@ -300,7 +300,7 @@ class PrefixCache:
             certain = self._snapshots.place(sequence, certain)
         if sequence.sid not in self._sequences or certain < self._block:
             return False
-        self._kept[sequence.sid] = None
+        self._kept_sids[sequence.sid] = None
         return True
 
     def forget(self, sid: int) -> None:
@@ -313,7 +313,7 @@ class PrefixCache:
             holders.pop(sid, None)
             if not holders:
                 self._holders.pop(block, None)
-        self._kept.pop(sid, None)
+        self._kept_sids.pop(sid, None)
 
     def match(self, sequence: Sequence) -> PrefixMatch:
         """The longest beginning that some sequence's KV has; at least one token is left to be computed, and all whose
@@ -349,8 +349,8 @@ class PrefixCache:
 
     def use(self, match: PrefixMatch) -> bool:
         """Note that a kept donor is used; False where so little of it is left over that it need not be kept beside."""
-        if match.donor in self._kept:
-            self._kept.move_to_end(match.donor)
+        if match.donor in self._kept_sids:
+            self._kept_sids.move_to_end(match.donor)
             return self._sequences[match.donor].cached - match.count >= self._block
         return True
 
@@ -363,7 +363,7 @@ class PrefixCache:
 
     def _certain(self, sequence: Sequence) -> int:
         """Positions whose KV the ranks hold, proved by a token that was sampled from them: a prefill may yet fail."""
-        if sequence.state is SequenceState.DECODE or sequence.sid in self._kept:
+        if sequence.state is SequenceState.DECODE or sequence.sid in self._kept_sids:
             return sequence.cached
         return 0
 
@@ -393,8 +393,8 @@ class PrefixCache:
             for sid in holders:
                 counted[sid] = counted.get(sid, 0) + 1
         faults = {
-            "a kept prefix is of a sequence that runs": bool(running & self._kept.keys()),
-            "a prefix is indexed that nobody holds": self._sequences.keys() != running | self._kept.keys(),
+            "a kept prefix is of a sequence that runs": bool(running & self._kept_sids.keys()),
+            "a prefix is indexed that nobody holds": self._sequences.keys() != running | self._kept_sids.keys(),
             "a prefix is filed under another sid": any(sid != s.sid for sid, s in self._sequences.items()),
             "the index of prefixes does not add up": counted
             != {sid: len(set(self._sequences[sid].blocks[:count])) for sid, count in self._indexed.items()},
@@ -414,15 +414,15 @@ class KVMemory:
         """True if no sequence may begin with another's KV just now, and none is kept."""
         self.resident: set[int] = set()
         """Sids whose KV the ranks hold."""
-        self._left: list[int] = []
+        self._left_sids: list[int] = []
         """Sids that the ranks shall forget before the next step."""
-        self._kept: list[int] = []
+        self._kept_sids: list[int] = []
         """Sids of ended sequences whose KV the ranks shall keep, and have not been told so."""
 
     @property
     def settled(self) -> bool:
         """True if the ranks know of every change."""
-        return not (self._left or self._kept) and (self.snapshots is None or self.snapshots.settled)
+        return not (self._left_sids or self._kept_sids) and (self.snapshots is None or self.snapshots.settled)
 
     @property
     def _sharing(self) -> bool:
@@ -482,7 +482,7 @@ class KVMemory:
             self.snapshots.left(sequence.sid)
         if self._sharing and self.prefixes.keep(sequence):
             self.account.keep(sequence.sid)
-            self._kept.append(sequence.sid)
+            self._kept_sids.append(sequence.sid)
         else:
             self.forget(sequence.sid)
 
@@ -502,7 +502,7 @@ class KVMemory:
         self.prefixes.forget(sid)
         if sid in self.resident:
             self.resident.remove(sid)
-            self._left.append(sid)
+            self._left_sids.append(sid)
 
     def lower(self, capacity: int, *, spare: int) -> None:
         """Lower the capacity to so many tokens, as far as running sequences and `spare` allow. Kept memory is released
@@ -530,10 +530,10 @@ class KVMemory:
         """Write into the plan what the ranks shall keep and forget."""
         change = plan.change
         self.resident.update(row.sid for row in change.rows)
-        change.left = self._left
-        self._left = []
-        change.kept = [sid for sid in self._kept if self.prefixes.is_kept(sid)]
-        self._kept = []
+        change.left = self._left_sids
+        self._left_sids = []
+        change.kept = [sid for sid in self._kept_sids if self.prefixes.is_kept(sid)]
+        self._kept_sids = []
         if self.snapshots is not None:
             change.dropped_snapshots = [sid for sid in self.snapshots.take_dropped() if sid in self.resident]
             plan.mark_snapshots()

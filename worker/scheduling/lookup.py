@@ -20,8 +20,6 @@ if TYPE_CHECKING:  # a sequence has its lookup
     from worker.scheduling.kv_cache import KVAccount
     from worker.scheduling.sequence import Sequence
 
-# --- Predicted content -----------------------------------------------------------------------------------------------
-
 # A request's predicted content: where its n-grams are, and how much of it an answer has.
 
 
@@ -140,9 +138,6 @@ class Accepted:
                 self._matched = at + 1
                 self._lost = False
         self._read = len(output)
-
-
-# --- Lookup ----------------------------------------------------------------------------------------------------------
 
 
 CANDIDATES = 8

@@ -95,7 +95,7 @@ class Scheduler:
     @property
     def backlog(self) -> int:
         """Tokens that wait to be fed, before any of their sequences can decode."""
-        prefilling = sum(one.length - one.cached for one in self._in_state(SequenceState.PREFILL))
+        prefilling = sum(sequence.length - sequence.cached for sequence in self._in_state(SequenceState.PREFILL))
         return prefilling + sum(sequence.length for sequence in self._waiting)
 
     def add(self, sequence: Sequence) -> int:
@@ -241,10 +241,10 @@ class Scheduler:
         """Plan one token for as many decoding sequences as the budget has: the oldest always, the others by turns."""
         decoding = self._in_state(SequenceState.DECODE)
         turns = decoding[:1] + sorted(decoding[1:], key=lambda sequence: sequence.last_step)
-        chosen = sorted(turns[: self.token_budget], key=lambda sequence: sequence.arrival)
-        for sequence in chosen:
+        selected = sorted(turns[: self.token_budget], key=lambda sequence: sequence.arrival)
+        for sequence in selected:
             self._grow(sequence)
-        rows = [sequence for sequence in chosen if sequence.state is SequenceState.DECODE]  # the others gave way
+        rows = [sequence for sequence in selected if sequence.state is SequenceState.DECODE]  # the others gave way
         guesses = {} if self.isolating else self._lookup.guesses(rows, self.token_budget)
         for sequence in rows:
             if sequence.sid in guesses:
@@ -296,10 +296,11 @@ class Scheduler:
         copies = account.cost.copy_tokens * sum(account.snapshots.values())
         of_cached = sum(holders.get(sid, 0) for sid in cached) + copies
         all_known = [*running.values(), *map(self._prefixes.sequence, cached)]
-        snapshots = {one.sid: len(one.snapshots) for one in all_known if one.snapshots}
-        held = running.keys() | set(cached)
+        snapshots = {sequence.sid: len(sequence.snapshots) for sequence in all_known if sequence.snapshots}
+        running_or_cached = running.keys() | set(cached)
         faults = {
-            "KV is held by a sequence that neither runs nor is kept, or the reverse": holders.keys() != held,
+            "KV is held by a sequence that neither runs nor is kept, or the reverse": holders.keys()
+            != running_or_cached,
             "a sequence caches more than it reserved": any(
                 account.rounded(s.cached) > holders.get(s.sid, 0) for s in running.values()
             ),
@@ -314,7 +315,7 @@ class Scheduler:
             "a waiting sequence is not in the state for it": any(
                 sequence.state is not SequenceState.WAITING for sequence in self._waiting
             ),
-            "the ranks hold a sequence that neither runs nor is kept": not resident <= held,
+            "the ranks hold a sequence that neither runs nor is kept": not resident <= running_or_cached,
             "the ranks don't hold what is kept": not resident >= set(cached),
         }
         present = [fault for fault, true in faults.items() if true] + self._prefixes.check_integrity(set(running))

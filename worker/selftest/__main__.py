@@ -12,15 +12,15 @@ import msgspec
 import torch
 
 from control.process import die_with_parent
-from worker.selftest.records import Result
-from worker.selftest.runner import Begun, Done, Message, Task, Tried
-from worker.selftest.trial import Case, NotAvailable, Request, judge
+from worker.selftest.records import TrialResult
+from worker.selftest.runner import Begun, Done, Message, TrialTask, Tried
+from worker.selftest.trial import NotAvailable, TrialCase, TrialRequest, judge
 
 
 def main() -> None:
     die_with_parent()
-    task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
-    request = Request(torch.device(task.device), task.shapes, task.tokens)
+    task = msgspec.json.decode(sys.stdin.buffer.read(), type=TrialTask)
+    request = TrialRequest(torch.device(task.device), task.shapes, task.tokens)
     if request.device.type == "cuda":
         torch.cuda.set_device(request.device)
 
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 @torch.no_grad()
-def tried(kernel: str, place: str, request: Request, measured: bool) -> Iterator[Result]:
+def tried(kernel: str, place: str, request: TrialRequest, measured: bool) -> Iterator[TrialResult]:
     """The results of one trial's cases, up to the first failure."""
     dtype = request.shapes.dtype
     shape = ""
@@ -45,18 +45,18 @@ def tried(kernel: str, place: str, request: Request, measured: bool) -> Iterator
         if kernel.startswith("triton"):
             _require_triton(request)
         module, _, name = place.partition(":")
-        trial: Callable[[Request], Iterator[Case]] = getattr(importlib.import_module(module), name)
+        trial: Callable[[TrialRequest], Iterator[TrialCase]] = getattr(importlib.import_module(module), name)
         for case in trial(request):
             shape = case.shape
             yield judge(kernel, case, request.device, measured)
     except NotAvailable as reason:
-        yield Result(kernel, shape, dtype, "not available", f"({reason})")
+        yield TrialResult(kernel, shape, dtype, "not available", f"({reason})")
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
-        yield Result(kernel, shape, dtype, "raised", f"{type(error).__name__}: {lines[0][:300]}")
+        yield TrialResult(kernel, shape, dtype, "raised", f"{type(error).__name__}: {lines[0][:300]}")
 
 
-def _require_triton(request: Request) -> None:
+def _require_triton(request: TrialRequest) -> None:
     if importlib.util.find_spec("triton") is None:
         raise NotAvailable("Triton is not installed")
     if request.dtype == torch.float64:

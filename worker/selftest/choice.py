@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
 import platform
@@ -16,8 +15,8 @@ import structlog
 
 from control import cache as cache_files
 from worker.selftest import records, runner, switches
-from worker.selftest.records import Circumstances, Record, Result
-from worker.selftest.runner import TRIALS, Task
+from worker.selftest.records import Circumstances, Record, TrialResult
+from worker.selftest.runner import TRIALS, TrialTask
 from worker.selftest.shapes import DEFAULT, Shapes, of_config
 
 log = structlog.get_logger()
@@ -70,7 +69,7 @@ def _choose(device: str, shapes: Shapes, names: tuple[str, ...], tell: Callable[
     subject = subject_of(device, shapes, names)
     record = records.read(subject)
     if record is None and kind_of(device) == "cuda":
-        record = _tried(subject, Task(device, shapes, TOKENS, False, {name: TRIALS[name] for name in names}), tell)
+        record = _tried(subject, TrialTask(device, shapes, TOKENS, False, {name: TRIALS[name] for name in names}), tell)
     off = {} if record is None else record.off()
     switches.switch_off(off, names)
     for name, reason in off.items():
@@ -84,18 +83,18 @@ def _choose(device: str, shapes: Shapes, names: tuple[str, ...], tell: Callable[
         )
 
 
-def _tried(subject: Circumstances, task: Task, tell: Callable[[], None]) -> Record | None:
-    with _alone():  # the ranks of a host start together: one tries, the others read
+def _tried(subject: Circumstances, task: TrialTask, tell: Callable[[], None]) -> Record | None:
+    with _locked():  # the ranks of a host start together: one tries, the others read
         record = records.read(subject)
         if record is not None:
             return record
         log.info("kernels are tried", device=subject.device, action="choose_kernels")
 
-        def heard(result: Result) -> None:
+        def on_result(result: TrialResult) -> None:
             tell()
 
         try:
-            record = Record(subject, runner.run(task, heard))
+            record = Record(subject, runner.run(task, on_result))
         except (runner.NotTried, OSError) as error:
             log.warning("kernels could not be tried", reason=str(error), action="choose_kernels")
             return None
@@ -104,11 +103,11 @@ def _tried(subject: Circumstances, task: Task, tell: Callable[[], None]) -> Reco
 
 
 @contextlib.contextmanager
-def _alone() -> Generator[None]:
+def _locked() -> Generator[None]:
+    """The lock of the verdicts; none where their folder can't be made or written to."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            lock = cache_files.made_folder(records.KIND) / cache_files.LOCK
-            fcntl.flock(stack.enter_context(lock.open("w")), fcntl.LOCK_EX)
+            stack.enter_context(cache_files.locked(cache_files.made_folder(records.KIND)))
         yield
 
 

@@ -17,7 +17,7 @@ MOST_FILES = 64
 Verdict = Literal["ok", "differs", "raised", "faulted", "timed out", "not available"]
 
 
-class Result(msgspec.Struct, frozen=True):
+class TrialResult(msgspec.Struct, frozen=True):
     """One kernel on one shape."""
 
     kernel: str
@@ -58,7 +58,7 @@ class Circumstances(msgspec.Struct, frozen=True):
 
 class Record(msgspec.Struct, frozen=True):
     subject: Circumstances
-    results: list[Result]
+    results: list[TrialResult]
 
     def off(self) -> dict[str, str]:
         """Kernels that failed → the reason of the first failure."""

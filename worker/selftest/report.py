@@ -10,20 +10,20 @@ import torch
 from control.errors import DevicesError
 from worker.selftest import choice, records, runner, switches
 from worker.selftest.choice import COLLECTIVES, KERNELS
-from worker.selftest.records import Circumstances, Record, Result
-from worker.selftest.runner import TRIALS, Task
+from worker.selftest.records import Circumstances, Record, TrialResult
+from worker.selftest.runner import TRIALS, TrialTask
 from worker.selftest.shapes import Shapes
-from worker.selftest.trial import Limits, measured
+from worker.selftest.trial import DeviceLimits, measured
 
 TOKENS = {"cuda": 2048, "cpu": 128}
 """Rows of a case, and positions of a context: on a GPU fewer would measure the launch of a kernel."""
 
 
-class Report(msgspec.Struct, frozen=True):
+class SelftestReport(msgspec.Struct, frozen=True):
     device: str
     versions: dict[str, str]
-    limits: Limits
-    results: list[Result]
+    limits: DeviceLimits
+    results: list[TrialResult]
 
     @property
     def off(self) -> dict[str, str]:
@@ -31,29 +31,31 @@ class Report(msgspec.Struct, frozen=True):
         return {result.kernel: switches.PLAIN[result.kernel] for result in self.results if not result.works}
 
 
-def selftest(device: str, shapes: Iterable[Shapes], tell: Callable[[Result], None] = lambda result: None) -> Report:
+def selftest(
+    device: str, shapes: Iterable[Shapes], tell: Callable[[TrialResult], None] = lambda result: None
+) -> SelftestReport:
     """Try everything on `device` and keep the verdicts. Raises DevicesError for a device that is absent."""
     where = present(device)
     dtype = "float32" if where.type == "cpu" else "bfloat16"
     limits = measured(where, dtype)
-    results = list[Result]()
+    results = list[TrialResult]()
     subject: Circumstances | None = None
-    for one in shapes:
-        chosen = msgspec.structs.replace(one, dtype=dtype) if one.dtype == "auto" else one
-        subject = _tried(where, chosen, KERNELS[where.type], results, tell)
+    for shape in shapes:
+        resolved = msgspec.structs.replace(shape, dtype=dtype) if shape.dtype == "auto" else shape
+        subject = _tried(where, resolved, KERNELS[where.type], results, tell)
     subject = _tried(where, choice.collective_shapes(str(where)), COLLECTIVES[where.type], results, tell)
-    return Report(subject.device, subject.versions, limits, results)
+    return SelftestReport(subject.device, subject.versions, limits, results)
 
 
 def _tried(
     device: torch.device,
     shapes: Shapes,
     names: tuple[str, ...],
-    results: list[Result],
-    tell: Callable[[Result], None],
+    results: list[TrialResult],
+    tell: Callable[[TrialResult], None],
 ) -> Circumstances:
     trials = {name: TRIALS[name] for name in names}
-    fresh = runner.run(Task(str(device), shapes, TOKENS[device.type], True, trials), tell)
+    fresh = runner.run(TrialTask(str(device), shapes, TOKENS[device.type], True, trials), tell)
     subject = choice.subject_of(str(device), shapes, names)
     records.write(Record(subject, fresh))
     results += fresh
@@ -76,7 +78,7 @@ def present(device: str) -> torch.device:
     return torch.device("cuda", where.index or 0) if where.type == "cuda" else where
 
 
-def rows_of(report: Report) -> list[list[str]]:
+def rows_of(report: SelftestReport) -> list[list[str]]:
     """The table: a header, then a row for each result."""
     rows = [["kernel", "shape", "dtype", "verdict", "time", "rate", "of the limit"]]
     for result in report.results:
@@ -86,7 +88,7 @@ def rows_of(report: Report) -> list[list[str]]:
     return rows
 
 
-def _rate(result: Result, limits: Limits) -> tuple[str, str]:
+def _rate(result: TrialResult, limits: DeviceLimits) -> tuple[str, str]:
     if result.seconds and result.teraflops:
         rate = result.teraflops / result.seconds
         return f"{rate:.2f} TFLOP/s", f"{rate / limits.teraflops:.0%}"

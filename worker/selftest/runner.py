@@ -14,10 +14,8 @@ import msgspec
 
 from control.errors import FurrowError
 from control.process import child_environment, python_command
-from worker.selftest.records import Result
+from worker.selftest.records import TrialResult
 from worker.selftest.shapes import Shapes
-
-# --- Messages --------------------------------------------------------------------------------------------------------
 
 # Messages between a process that wants trials and the child process that runs them.
 
@@ -37,7 +35,7 @@ TRIALS: dict[str, str] = {
 """Name of a kernel → module and function of its trial."""
 
 
-class Task(msgspec.Struct, frozen=True):
+class TrialTask(msgspec.Struct, frozen=True):
     """Trials for one device; `pipe` is the descriptor that gets a line of JSON for each `Message`."""
 
     device: str
@@ -53,7 +51,7 @@ class Begun(msgspec.Struct, tag="begun"):
 
 
 class Tried(msgspec.Struct, tag="tried"):
-    result: Result
+    result: TrialResult
 
 
 class Done(msgspec.Struct, tag="done"):
@@ -61,9 +59,6 @@ class Done(msgspec.Struct, tag="done"):
 
 
 Message = Begun | Tried | Done
-
-
-# --- Runs ------------------------------------------------------------------------------------------------------------
 
 
 START_WITHIN_S = 90.0
@@ -85,34 +80,34 @@ class NotTried(FurrowError):
 
 
 def run(
-    task: Task, tell: Callable[[Result], None] = lambda result: None, within_s: float = TRIAL_WITHIN_S
-) -> list[Result]:
+    task: TrialTask, tell: Callable[[TrialResult], None] = lambda result: None, within_s: float = TRIAL_WITHIN_S
+) -> list[TrialResult]:
     """The results of all trials of `task`, each also given to `tell` as it comes. Raises NotTried."""
-    results: list[Result] = []
-    left = dict(task.trials)
-    while left:
-        for result in _Child(msgspec.structs.replace(task, trials=left), within_s).results(left):
+    results: list[TrialResult] = []
+    pending = dict(task.trials)
+    while pending:
+        for result in _Child(msgspec.structs.replace(task, trials=pending), within_s).results(pending):
             results.append(result)
             tell(result)
     return results
 
 
 class _Child:
-    def __init__(self, task: Task, within_s: float) -> None:
+    def __init__(self, task: TrialTask, within_s: float) -> None:
         self._task = task
         self._within_s = within_s
         self._current: str | None = None
-        self._rest = b""
+        self._partial_line = b""
 
-    def results(self, left: dict[str, str]) -> list[Result]:
-        """Takes what was tried out of `left`."""
+    def results(self, pending: dict[str, str]) -> list[TrialResult]:
+        """Takes what was tried out of `pending`."""
         reader, writer = os.pipe()
-        with tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as output:
             child = subprocess.Popen(
                 python_command("worker.selftest"),
                 stdin=subprocess.PIPE,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 pass_fds=[writer],
                 env=child_environment(),
             )
@@ -121,19 +116,21 @@ class _Child:
                 assert child.stdin is not None
                 child.stdin.write(msgspec.json.encode(msgspec.structs.replace(self._task, pipe=writer)))
                 child.stdin.close()
-                return self._heard(child, reader, left, said.fileno())
+                return self._receive(child, reader, pending, output.fileno())
             finally:
                 child.kill()
                 child.wait()
                 os.close(reader)
 
-    def _heard(self, child: subprocess.Popen[bytes], reader: int, left: dict[str, str], said: int) -> list[Result]:
-        results: list[Result] = []
+    def _receive(
+        self, child: subprocess.Popen[bytes], reader: int, pending: dict[str, str], output: int
+    ) -> list[TrialResult]:
+        results: list[TrialResult] = []
         while (message := self._next(reader)) is not None:
             match message:
                 case Begun(kernel):
                     self._current = kernel
-                    del left[kernel]
+                    del pending[kernel]
                 case Tried(result):
                     results.append(result)
                 case Done():
@@ -142,25 +139,25 @@ class _Child:
                     if self._current is None:
                         raise NotTried(f"no trial began within {START_WITHIN_S:g} s")
                     detail = f"after {self._within_s:g} s"
-                    return [*results, Result(self._current, "", self._task.shapes.dtype, "timed out", detail)]
+                    return [*results, TrialResult(self._current, "", self._task.shapes.dtype, "timed out", detail)]
         status = child.wait()
-        if self._current is None and left:
-            raise NotTried(f"the process for trials ended with status {status}: {_last_line(said)}")
+        if self._current is None and pending:
+            raise NotTried(f"the process for trials ended with status {status}: {_last_line(output)}")
         if self._current is not None and (not results or results[-1].works or results[-1].kernel != self._current):
-            ended = signal.Signals(-status).name if status < 0 else f"status {status}, {_last_line(said)}"
-            results.append(Result(self._current, "", self._task.shapes.dtype, "faulted", f"({ended})"))
+            ended = signal.Signals(-status).name if status < 0 else f"status {status}, {_last_line(output)}"
+            results.append(TrialResult(self._current, "", self._task.shapes.dtype, "faulted", f"({ended})"))
         return results
 
     def _next(self, reader: int) -> Message | Late | None:
         """The next message; LATE if none comes in time, None at the end."""
         deadline = time.monotonic() + (START_WITHIN_S if self._current is None else self._within_s)
-        while b"\n" not in self._rest:
+        while b"\n" not in self._partial_line:
             if not select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 return LATE
             if not (more := os.read(reader, 65536)):
                 return None
-            self._rest += more
-        line, _, self._rest = self._rest.partition(b"\n")
+            self._partial_line += more
+        line, _, self._partial_line = self._partial_line.partition(b"\n")
         return decode.decode(line)
 
 

@@ -91,7 +91,7 @@ def _windows(config: dict[str, Any], family: Family | None, fields: Mapping[str,
         kinds = family.layer_kinds(config)
     elif family is not None and not kinds:
         slides = (family.slides(fields, layer) for layer in range(int(config["num_hidden_layers"])))
-        kinds = [SLIDING if one else FULL for one in slides]
+        kinds = [SLIDING if sliding else FULL for sliding in slides]
     of_kinds = {int(window) if kind == SLIDING else 0 for kind in kinds or [SLIDING]}
     return tuple(sorted(of_kinds))
 

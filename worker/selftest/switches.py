@@ -47,5 +47,5 @@ def reason_off(*names: str) -> str | None:
 
 def unknown_names() -> list[str]:
     """Names in FURROW_DISABLE that nothing has."""
-    named = (name.strip() for name in os.environ.get(VARIABLE, "").split(","))
-    return sorted(name for name in named if name and name not in PLAIN)
+    names = (name.strip() for name in os.environ.get(VARIABLE, "").split(","))
+    return sorted(name for name in names if name and name not in PLAIN)

@@ -10,10 +10,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from worker.selftest.records import Result
+from worker.selftest.records import TrialResult
 from worker.selftest.shapes import Shapes
-
-# --- Circumstances ---------------------------------------------------------------------------------------------------
 
 # The circumstances of a trial in a child process: device, shapes, and random numbers of the model's type.
 
@@ -22,7 +20,7 @@ DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat1
 
 
 @dataclass(frozen=True)
-class Request:
+class TrialRequest:
     device: torch.device
     shapes: Shapes
     tokens: int
@@ -45,8 +43,6 @@ class NotAvailable(Exception):
     """A trial has nothing to try on this device; the message says why."""
 
 
-# --- Cases -----------------------------------------------------------------------------------------------------------
-
 # A case of a trial, and its judgement.
 
 
@@ -60,7 +56,7 @@ CAPTURED_CALLS = 20
 
 
 @dataclass(frozen=True)
-class Case:
+class TrialCase:
     """`compute` runs the kernel and returns what it computed; `expected` is the same from plain torch in float64."""
 
     shape: str
@@ -73,24 +69,24 @@ class Case:
     """Default: by `dtype`."""
 
 
-def judge(kernel: str, case: Case, device: torch.device, measured: bool) -> Result:
+def judge(kernel: str, case: TrialCase, device: torch.device, measured: bool) -> TrialResult:
     """Compute once and compare; with `measured` compute again and again, and time it."""
     dtype = str(case.dtype).removeprefix("torch.")
     ours = case.compute().double().cpu()
     scale = max(1.0, float(case.expected.abs().max())) if case.expected.numel() else 1.0
     if ours.shape != case.expected.shape:
         detail = f"by its shape: {tuple(ours.shape)} instead of {tuple(case.expected.shape)}"
-        return Result(kernel, case.shape, dtype, "differs", detail)
+        return TrialResult(kernel, case.shape, dtype, "differs", detail)
     error = float((ours - case.expected).abs().max()) / scale if ours.numel() else 0.0
     allowed = TOLERANCE[case.dtype] if case.tolerance is None else case.tolerance
     if not error <= allowed:  # NaN is a difference
         detail = f"by {error:.2g} of the largest value; {allowed:g} is allowed"
-        return Result(kernel, case.shape, dtype, "differs", detail)
+        return TrialResult(kernel, case.shape, dtype, "differs", detail)
     if not measured:
-        return Result(kernel, case.shape, dtype, "ok")
+        return TrialResult(kernel, case.shape, dtype, "ok")
     is_kernel = kernel.startswith("triton.") and device.type == "cuda"
     seconds = timed_in_graph(case.compute, device) if is_kernel else timed(case.compute, device)
-    return Result(kernel, case.shape, dtype, "ok", "", seconds, case.bytes / 1e9, case.flops / 1e12)
+    return TrialResult(kernel, case.shape, dtype, "ok", "", seconds, case.bytes / 1e9, case.flops / 1e12)
 
 
 def timed_in_graph(compute: Callable[[], Tensor], device: torch.device) -> float:
@@ -128,23 +124,21 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-# --- Limits of a device ----------------------------------------------------------------------------------------------
-
 # The limits of a device, as plain torch reaches them: memory by a copy, arithmetic by a matrix product.
 
 
-class Limits(msgspec.Struct, frozen=True):
+class DeviceLimits(msgspec.Struct, frozen=True):
     gigabytes_per_s: float
     teraflops: float
 
 
-def measured(device: torch.device, dtype: str) -> Limits:
+def measured(device: torch.device, dtype: str) -> DeviceLimits:
     """By the best of three rounds of some 0.07 s each."""
     large = device.type == "cuda"
     source = torch.zeros(2**28 if large else 2**24, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     copied = timed(lambda: target.copy_(source), device)
     width = 8192 if large else 1024
-    left = torch.zeros(width, width, dtype=DTYPES[dtype], device=device)
-    multiplied = timed(lambda: left @ left, device)
-    return Limits(2 * source.nbytes / copied / 1e9, 2 * width**3 / multiplied / 1e12)
+    matrix = torch.zeros(width, width, dtype=DTYPES[dtype], device=device)
+    multiplied = timed(lambda: matrix @ matrix, device)
+    return DeviceLimits(2 * source.nbytes / copied / 1e9, 2 * width**3 / multiplied / 1e12)

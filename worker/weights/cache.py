@@ -116,7 +116,7 @@ def subject_of(
 def stamps_of(weights: Sequence[Path]) -> tuple[Stamp, ...]:
     """Raises OSError if a file went away."""
     states = sorted((path.name, path.stat()) for path in weights)
-    return tuple(Stamp(name, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for name, one in states)
+    return tuple(Stamp(name, state.st_size, state.st_mtime_ns, state.st_ctime_ns) for name, state in states)
 
 
 def _label(first: Path) -> str:
@@ -152,7 +152,7 @@ class Damaged(Exception):
     """A file does not hold what its name says; the message says how that was seen."""
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredArray(msgspec.Struct, frozen=True):
     """An array: its bytes begin `offset` bytes behind the first one. `sums` are CRC-32s of its pieces."""
 
     dtype: str
@@ -170,7 +170,7 @@ class WeightsHeader(msgspec.Struct, frozen=True):
     structure_bytes: int
     structure_sum: int
     array_bytes: int
-    arrays: tuple[Stored, ...]
+    arrays: tuple[StoredArray, ...]
 
 
 def file_bytes(structure: bytes, arrays: list[NDArray[Any]]) -> int:
@@ -180,18 +180,18 @@ def file_bytes(structure: bytes, arrays: list[NDArray[Any]]) -> int:
 
 def write_file(file: IO[bytes], subject: Subject, structure: bytes, arrays: list[NDArray[Any]]) -> None:
     """Raises OSError."""
-    stored = list[Stored]()
+    stored = list[StoredArray]()
     end = 0
     for array in arrays:
         begin = -(-end // ALIGNMENT) * ALIGNMENT
         sums = tuple(zlib.crc32(piece) for piece in _pieces(array))
-        stored.append(Stored(array.dtype.name, array.shape, begin, sums))
+        stored.append(StoredArray(array.dtype.name, array.shape, begin, sums))
         end = begin + array.nbytes
     header = msgspec.json.encode(WeightsHeader(subject, len(structure), zlib.crc32(structure), end, tuple(stored)))
     file.write(_HEAD.pack(MAGIC, len(header), zlib.crc32(header)) + header + structure)
     begin = _border(len(header), len(structure))
-    for one, array in zip(stored, arrays, strict=True):
-        file.seek(begin + one.offset)
+    for entry, array in zip(stored, arrays, strict=True):
+        file.seek(begin + entry.offset)
         for piece in _pieces(array):
             file.write(piece)
     file.truncate(begin + end)
@@ -221,7 +221,7 @@ def read_file(
         _check_all(file.fileno(), begin, header, memory, tell, threads, read=not is_mapped)
     if is_mapped:
         threading.Thread(target=_move, args=(memory,), name="move-weights", daemon=True).start()
-    return structure, [_array(one, memory) for one in header.arrays]
+    return structure, [_array(array, memory) for array in header.arrays]
 
 
 def _memory(file: int, begin: int, size: int) -> NDArray[np.uint8] | None:
@@ -267,9 +267,11 @@ def _header(file: BinaryIO) -> tuple[WeightsHeader, int]:
 
 
 def _check_places(header: WeightsHeader) -> None:
-    for one in header.arrays:
-        inside = one.offset >= 0 and one.offset + one.bytes <= header.array_bytes and one.offset % ALIGNMENT == 0
-        if not inside or len(one.sums) != -(-one.bytes // PIECE) or min(one.shape, default=0) < 0:
+    for array in header.arrays:
+        inside = (
+            array.offset >= 0 and array.offset + array.bytes <= header.array_bytes and array.offset % ALIGNMENT == 0
+        )
+        if not inside or len(array.sums) != -(-array.bytes // PIECE) or min(array.shape, default=0) < 0:
             raise Damaged("the place of an array is wrong")
 
 
@@ -299,22 +301,22 @@ def _check_all(
             raise Damaged(f"the checksum of the {stop - start} bytes from {begin + start} on is wrong")
         return stop - start
 
-    done = 0
+    read_bytes = 0
     with ThreadPoolExecutor(max(1, threads), "read-weights") as pool:
-        parts = [pool.submit(fill, *piece) for one in header.arrays for piece in _places(one)]
+        parts = [pool.submit(fill, *piece) for array in header.arrays for piece in _places(array)]
         try:
             for part in as_completed(parts):
-                done += part.result()
-                tell(done / max(1, header.array_bytes))
+                read_bytes += part.result()
+                tell(read_bytes / max(1, header.array_bytes))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _places(one: Stored) -> Iterator[tuple[int, int, int]]:
-    for index, expected in enumerate(one.sums):
-        start = one.offset + index * PIECE
-        yield start, min(start + PIECE, one.offset + one.bytes), expected
+def _places(array: StoredArray) -> Iterator[tuple[int, int, int]]:
+    for index, expected in enumerate(array.sums):
+        start = array.offset + index * PIECE
+        yield start, min(start + PIECE, array.offset + array.bytes), expected
 
 
 def _pieces(array: NDArray[Any]) -> Iterator[memoryview]:
@@ -324,8 +326,8 @@ def _pieces(array: NDArray[Any]) -> Iterator[memoryview]:
             yield data[start : start + PIECE].data
 
 
-def _array(one: Stored, memory: NDArray[np.uint8]) -> NDArray[Any]:
-    return memory[one.offset : one.offset + one.bytes].view(dtype_of(one.dtype)).reshape(one.shape)
+def _array(array: StoredArray, memory: NDArray[np.uint8]) -> NDArray[Any]:
+    return memory[array.offset : array.offset + array.bytes].view(dtype_of(array.dtype)).reshape(array.shape)
 
 
 def _border(header: int, structure: int) -> int:

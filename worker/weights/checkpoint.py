@@ -110,12 +110,12 @@ class MappedTensors:
         self.is_blank = False
         """True where only the shapes of what is read are those of the files."""
         self._mapped: dict[Path, MappedFile] = {}
-        self._unread = {name: one.bytes for name, one in tensors.items()}
+        self._unread = {name: tensor.bytes for name, tensor in tensors.items()}
         """The bytes of each tensor that was not read yet."""
         self._all = sum(self._unread.values())
 
     def __enter__(self) -> Self:
-        for path in {one.path for one in self._tensors.values()}:
+        for path in {tensor.path for tensor in self._tensors.values()}:
             try:
                 self._mapped[path] = MappedFile(path)
             except (OSError, ValueError) as error:
@@ -125,7 +125,7 @@ class MappedTensors:
     def blank(self) -> Self:
         """Read zeros in place of the files' bytes, and open no file."""
         self.is_blank = True
-        self._mapped = {one.path: BlankFile() for one in self._tensors.values()}
+        self._mapped = {tensor.path: BlankFile() for tensor in self._tensors.values()}
         return self
 
     @property
@@ -167,7 +167,7 @@ class Checkpoint(MappedTensors):
         it computes something else. Modules named in `unused` may be stored in vain."""
         for name in sorted(self._unread):
             match = IN_LAYER.search(name)
-            if match is not None and int(match[1]) < layers and not any(f"{one}." in name for one in unused):
+            if match is not None and int(match[1]) < layers and not any(f"{layer}." in name for layer in unused):
                 raise ModelFilesError(
                     f"{self._tensors[name].path} holds {name}, which a model of this config.json does not have, so its "
                     "answers would be wrong. Use the config.json of these weights."
@@ -182,7 +182,7 @@ class Checkpoint(MappedTensors):
         """The tensor `name`, or only its `ranges` along `dim`, joined. Raises ModelFilesError naming a missing one."""
         place = self._tensors.get(name)
         if place is None:
-            folder = next((one.path.parent for one in self._tensors.values()), "?")
+            folder = next((tensor.path.parent for tensor in self._tensors.values()), "?")
             raise ModelFilesError(
                 f"The weights in {folder} have no tensor {name}; is this the checkpoint of its config?"
             )

@@ -60,14 +60,14 @@ row. For Q2_K and Q3_K that is IQ4_NL there."""
 FORMATS: dict[str, BlockFormat] = {**BLOCK_FORMATS, **READ_FORMATS}
 """All formats of blocks by name."""
 
-BY_GGML_TYPE: dict[int, BlockFormat] = {one.ggml_type: one for one in FORMATS.values()}
+BY_GGML_TYPE: dict[int, BlockFormat] = {block_format.ggml_type: block_format for block_format in FORMATS.values()}
 
 
 def format_for(name: str, inputs: int) -> BlockFormat | None:
     """The format `name`, or its smaller one where its blocks don't divide `inputs`; None where neither does."""
-    for one in (name, SMALLER.get(name, name)):
-        if inputs % BLOCK_FORMATS[one].weights == 0:
-            return BLOCK_FORMATS[one]
+    for format_name in (name, SMALLER.get(name, name)):
+        if inputs % BLOCK_FORMATS[format_name].weights == 0:
+            return BLOCK_FORMATS[format_name]
     return None
 
 
@@ -89,7 +89,10 @@ TENSOR_TYPES: dict[int, TensorType] = {
     0: TensorType("f32", 1, 4),
     1: TensorType("f16", 1, 2),
     30: TensorType("bf16", 1, 2),
-    **{number: TensorType(one.name, one.weights, one.bytes, one) for number, one in BY_GGML_TYPE.items()},
+    **{
+        number: TensorType(block_format.name, block_format.weights, block_format.bytes, block_format)
+        for number, block_format in BY_GGML_TYPE.items()
+    },
 }
 """The types of GGUF files that are read, by their numbers."""
 
@@ -143,8 +146,8 @@ def check_apart(path: Path, tensors: dict[str, StoredTensor]) -> None:
     """Raise ModelFilesError where two tensors of a file share a byte."""
     end = 0
     before = ""
-    for name, one in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].bytes)):
-        if one.start < end:
-            raise ModelFilesError(f"{path}: the tensors {before} and {name} overlap at byte {one.start}.")
-        end = one.start + one.bytes
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].bytes)):
+        if tensor.start < end:
+            raise ModelFilesError(f"{path}: the tensors {before} and {name} overlap at byte {tensor.start}.")
+        end = tensor.start + tensor.bytes
         before = name

@@ -40,55 +40,55 @@ class Cursor:
         self.size = len(data)
         self._limit = min(self.size, HEADER_LIMIT)
 
-    def take(self, count: int, what: str) -> int:
+    def take(self, count: int, subject: str) -> int:
         """The beginning of the next `count` bytes."""
         start = self.position
         if count > self._limit - start:
             kind = ModelFilesAway if self._limit == self.size else ModelFilesError
             whose = "the file" if self._limit == self.size else "a header"
             raise kind(
-                f"{self.path} is cut short or damaged: {what} would end at byte {start + count}, and {whose} has at "
+                f"{self.path} is cut short or damaged: {subject} would end at byte {start + count}, and {whose} has at "
                 f"most {self._limit}. Download it again."
             )
         self.position = start + count
         return start
 
-    def numbers(self, form: str, what: str) -> tuple[Any, ...]:
-        return struct.unpack_from(form, self.data, self.take(struct.calcsize(form), what))
+    def numbers(self, form: str, subject: str) -> tuple[Any, ...]:
+        return struct.unpack_from(form, self.data, self.take(struct.calcsize(form), subject))
 
-    def number(self, form: str, what: str) -> Any:
-        return self.numbers(form, what)[0]
+    def number(self, form: str, subject: str) -> Any:
+        return self.numbers(form, subject)[0]
 
-    def fitting(self, count: int, least: int, what: str) -> int:
+    def fitting(self, count: int, least: int, subject: str) -> int:
         """`count`, if so many things of at least `least` bytes fit into the rest."""
         if count * least > self._limit - self.position:
             raise ModelFilesAway(
-                f"{self.path} is cut short or damaged: its header promises {count} {what}, and only "
+                f"{self.path} is cut short or damaged: its header promises {count} {subject}, and only "
                 f"{self._limit - self.position} bytes are left. Download it again."
             )
         return count
 
-    def text(self, what: str, limit: int = HEADER_LIMIT) -> str:
-        length = self.number("<Q", f"the length of {what}")
+    def text(self, subject: str, limit: int = HEADER_LIMIT) -> str:
+        length = self.number("<Q", f"the length of {subject}")
         if length > limit:
-            raise ModelFilesError(f"{self.path}: {what} is {length} bytes long; at most {limit} are possible.")
-        start = self.take(length, what)
+            raise ModelFilesError(f"{self.path}: {subject} is {length} bytes long; at most {limit} are possible.")
+        start = self.take(length, subject)
         try:
             return bytes(self.data[start : start + length]).decode()
         except UnicodeDecodeError as error:
-            raise ModelFilesError(f"{self.path}: {what} is no UTF-8: {error}. Convert the model again.") from error
+            raise ModelFilesError(f"{self.path}: {subject} is no UTF-8: {error}. Convert the model again.") from error
 
-    def skip_texts(self, count: int, what: str) -> None:
+    def skip_texts(self, count: int, subject: str) -> None:
         """Go past `count` strings."""
         data = self.data
         position = self.position
         limit = self._limit - 8
         read = _LENGTH.unpack_from
-        for index in range(self.fitting(count, 8, f"items of {what}")):
+        for index in range(self.fitting(count, 8, f"items of {subject}")):
             length = read(data, position)[0] if position <= limit else limit
             if length > limit - position:
                 self.position = position
-                self.take(8 + length, f"item {index} of {what}")
+                self.take(8 + length, f"item {index} of {subject}")
             position += 8 + length
         self.position = position
 
@@ -152,8 +152,8 @@ def _array(cursor: Cursor, key: str) -> Array:
     kind = cursor.number("<I", f"the type of the items of {key}")
     count = cursor.number("<Q", f"the length of {key}")
     if kind not in FORMATS and kind != STRING:
-        what = "lists" if kind == ARRAY else f"the unknown type {kind}"
-        raise ModelFilesError(f"{cursor.path}: {key} is a list of {what}, which GGUF models don't have.")
+        element = "lists" if kind == ARRAY else f"the unknown type {kind}"
+        raise ModelFilesError(f"{cursor.path}: {key} is a list of {element}, which GGUF models don't have.")
     start = cursor.position
     if kind == STRING:
         cursor.skip_texts(count, key)
@@ -203,8 +203,8 @@ def parse(data: bytes | mmap.mmap, path: Path) -> GgufHeader:
     version = cursor.number("<I", "the version")
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        what = "is big-endian" if swapped in VERSIONS else f"has version {version}"
-        raise ModelFilesError(f"{path} {what}; little-endian GGUF of version 2 or 3 is read. Convert the model again.")
+        fault = "is big-endian" if swapped in VERSIONS else f"has version {version}"
+        raise ModelFilesError(f"{path} {fault}; little-endian GGUF of version 2 or 3 is read. Convert the model again.")
     tensor_count = cursor.number("<Q", "the tensor count")
     field_count = cursor.number("<Q", "the field count")
     fields = _fields(cursor, field_count)
@@ -270,7 +270,7 @@ def _tensor(cursor: Cursor, name: str) -> tuple[TensorType, tuple[int, ...], int
     if kind is None:
         raise ModelFilesError(
             f"{path}: tensor {name} has type {REFUSED_TYPES.get(number, number)}, which is not supported. "
-            f"Use a file of {', '.join(one.name.upper() for one in TENSOR_TYPES.values())}."
+            f"Use a file of {', '.join(tensor_type.name.upper() for tensor_type in TENSOR_TYPES.values())}."
         )
     if 0 in shape:
         raise ModelFilesError(f"{path}: tensor {name} has the shape {shape}, with a dimension of 0.")
@@ -304,7 +304,7 @@ class GgufModel:
     def borders(self) -> tuple[int, ...]:
         """The sizes of the blocks of feed-forward tensors, at whose multiples the ranks' shares end; the largest
         first."""
-        sizes = {one.type.weights for name, one in self.tensors.items() if name.endswith(FEED_FORWARD)}
+        sizes = {tensor.type.weights for name, tensor in self.tensors.items() if name.endswith(FEED_FORWARD)}
         return tuple(sorted(sizes - {1}, reverse=True))
 
     def whole(self, key: str, default: Any = _NEEDED, least: int = 1) -> Any:
@@ -325,7 +325,7 @@ class GgufModel:
         if not isinstance(value, Array):
             return [self.whole(key, default)]
         numbers = value.numbers()
-        if not numbers or not all(isinstance(one, int) and 0 <= one < 2**31 for one in numbers):
+        if not numbers or not all(isinstance(number, int) and 0 <= number < 2**31 for number in numbers):
             raise self.wrong(key, value, "whole numbers are needed")
         return numbers
 
@@ -364,7 +364,7 @@ class GgufModel:
         with stored.path.open("rb") as file:
             file.seek(stored.start)
             factors = struct.unpack(f"<{width // 2}f", file.read(stored.bytes))
-        if not all(0 < one < math.inf for one in factors):
+        if not all(0 < factor < math.inf for factor in factors):
             raise self.wrong(FACTORS, factors[:8], "finite numbers above 0 are needed")
         return factors
 
@@ -404,12 +404,12 @@ def read_model(path: Path) -> GgufModel:
     files = split_files(path)
     if path not in files:  # another case of `.gguf`, or a number beyond the count
         files = [path]
-    if missing := [one.name for one in files if not one.is_file()]:
+    if lacking := [file.name for file in files if not file.is_file()]:
         raise ModelFilesAway(
-            f"{path.parent} lacks {len(missing)} of the model's {len(files)} files: {', '.join(missing[:8])}"
-            f"{' …' if len(missing) > 8 else ''}. Download what is missing."
+            f"{path.parent} lacks {len(lacking)} of the model's {len(files)} files: {', '.join(lacking[:8])}"
+            f"{' …' if len(lacking) > 8 else ''}. Download what is missing."
         )
-    headers = [read_header(one) for one in files]
+    headers = [read_header(file) for file in files]
     first = headers[0]
     _check_parts(headers)
     tensors: dict[str, StoredTensor] = {}
@@ -441,7 +441,7 @@ def _check_parts(headers: list[GgufHeader]) -> None:
         )
     path = headers[0].path
     promised = headers[0].fields.get("split.tensors.count")
-    present = sum(len(one.tensors) for one in headers)
+    present = sum(len(header.tensors) for header in headers)
     if parts > 1 and promised is not None and promised != present:
         raise ModelFilesError(f"{path} promises {_shown(promised)} tensors in {parts} files, which have {present}.")
 

@@ -82,8 +82,10 @@ class GgufCheckpoint(MappedTensors):
     def _halves(self, name: str) -> tuple[str, str] | None:
         """The tensors with the upper and the lower rows of a matrix that files have as two; None for any other."""
         match = _IN_LAYER.fullmatch(name)
-        both = None if match is None else self._kind.halves.get(match[2])
-        return None if match is None or both is None else (f"blk.{match[1]}.{both[0]}", f"blk.{match[1]}.{both[1]}")
+        halves = None if match is None else self._kind.halves.get(match[2])
+        return (
+            None if match is None or halves is None else (f"blk.{match[1]}.{halves[0]}", f"blk.{match[1]}.{halves[1]}")
+        )
 
     def _of_halves(self, upper: str, lower: str, ranges: Ranges | None) -> Weights:
         """The rows `ranges` of two matrices of one shape, one above the other: of both the same ones, or all."""
@@ -96,10 +98,10 @@ class GgufCheckpoint(MappedTensors):
             whole = self._whole(name, place)
             start, stop = (0, place.shape[0]) if ranges is None else ranges[0]
             parts.append(whole.rows(start, stop) if isinstance(whole, StoredMatrix) else whole[start:stop])
-        blocks = [one for one in parts if isinstance(one, StoredMatrix)]
-        if len(blocks) == len(parts) and not self._dequantized and len({one.kind for one in blocks}) == 1:
+        blocks = [part for part in parts if isinstance(part, StoredMatrix)]
+        if len(blocks) == len(parts) and not self._dequantized and len({block.kind for block in blocks}) == 1:
             return joined(blocks)
-        return np.concatenate([_numbers(one) for one in parts])
+        return np.concatenate([_numbers(part) for part in parts])
 
     def _missing(self, name: str) -> ModelFilesError:
         return ModelFilesError(f"{self._model.files[0]} has no tensor {name}; is it whole?")
@@ -146,12 +148,12 @@ class GgufCheckpoint(MappedTensors):
         fused = fused_name(stored)
         return None if fused is None or fused[0] not in tensors else (fused[0], tensors[fused[0]], fused[1])
 
-    def _rates(self, whole: Weights, which: int) -> Weights:
+    def _rates(self, whole: Weights, half: int) -> Weights:
         """The rows of beta (0) or alpha (1)."""
         keys = self._model.whole(f"{self._model.architecture}.ssm.group_count")
         rows = whole.codes if isinstance(whole, StoredMatrix) else whole
-        chosen = rows.reshape(keys, 2, -1, rows.shape[-1])[:, which].reshape(-1, rows.shape[-1])
-        return StoredMatrix(whole.kind, chosen) if isinstance(whole, StoredMatrix) else chosen
+        half_rows = rows.reshape(keys, 2, -1, rows.shape[-1])[:, half].reshape(-1, rows.shape[-1])
+        return StoredMatrix(whole.kind, half_rows) if isinstance(whole, StoredMatrix) else half_rows
 
     def _whole(self, name: str, place: StoredTensor) -> Weights:
         """A view of the file, rows in transformers' order."""
@@ -166,13 +168,13 @@ class GgufCheckpoint(MappedTensors):
         if dim is None or ranges is None:
             return whole
         try:
-            parts = [whole.rows(*one) if dim == 0 else whole.columns(*one) for one in ranges]
+            parts = [whole.rows(*piece) if dim == 0 else whole.columns(*piece) for piece in ranges]
         except ValueError as error:
             if not self._dequantized:
                 raise ModelFilesError(f"{self._model.files[0]}: {name}: {error}. Use --dequantize.") from error
             return ranges_of(dequantize(whole), 1, ranges)
         return (
-            StoredMatrix(whole.kind, np.concatenate([one.codes for one in parts], axis=dim))
+            StoredMatrix(whole.kind, np.concatenate([block.codes for block in parts], axis=dim))
             if len(parts) > 1
             else parts[0]
         )

@@ -40,7 +40,7 @@ class QuantizedCheckpoint(Checkpoint):
         """Raises ModelFilesError or UnsupportedArchitecture for tensors that do not fit the scheme."""
         super().__init__(tensors)
         self._scheme = scheme
-        self._layers = {f"{module}.weight": one for module, one in layers(scheme, tensors).items()}
+        self._layers = {f"{module}.weight": layer for module, layer in layers(scheme, tensors).items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._layers or super().__contains__(name)
@@ -48,7 +48,7 @@ class QuantizedCheckpoint(Checkpoint):
     @property
     def borders(self) -> tuple[int, ...]:
         """The sizes of the groups of feed-forward layers; the largest first."""
-        return borders({name.removesuffix(".weight"): one for name, one in self._layers.items()})
+        return borders({name.removesuffix(".weight"): layer for name, layer in self._layers.items()})
 
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Any:
         """A plain tensor as in a plain checkpoint; of a quantized layer, whole groups as a `StoredMatrix`."""
@@ -58,7 +58,7 @@ class QuantizedCheckpoint(Checkpoint):
         if ranges is not None and len(ranges) > 1:
             if dim == 1:
                 raise UnsupportedArchitecture(f"{linear.weight} would be shared in several pieces. Use --tp 1.")
-            return joined([self.read(name, dim, [one]) for one in ranges])
+            return joined([self.read(name, dim, [piece]) for piece in ranges])
         [(start, stop)] = ranges or [(0, linear.outputs)]
         rows = (0, linear.outputs)
         columns = (0, linear.inputs)
@@ -95,7 +95,7 @@ class QuantizedCheckpoint(Checkpoint):
             words = self._words_by_output(linear, rows, columns)
             scales = self._scales(linear).T
             zeros = self._zeros(linear)
-        scales, zeros = (_groups(one[rows[0] : rows[1]], linear, columns) for one in (scales, zeros))
+        scales, zeros = (_groups(numbers[rows[0] : rows[1]], linear, columns) for numbers in (scales, zeros))
         return StoredMatrix(INT4, np.ascontiguousarray(words).view(np.uint8), scales, zeros, group)
 
     def _words_by_output(

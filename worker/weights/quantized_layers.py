@@ -86,7 +86,7 @@ class QuantizedLinear:
 def borders(linears: dict[str, QuantizedLinear]) -> tuple[int, ...]:
     """The inputs of feed-forward layers that stay together, at whose multiples the ranks' shares end; the largest
     first."""
-    units = {one.unit for module, one in linears.items() if FEED_FORWARD.search(module) and one.unit > 1}
+    units = {linear.unit for module, linear in linears.items() if FEED_FORWARD.search(module) and linear.unit > 1}
     return tuple(sorted(units, reverse=True))
 
 

@@ -59,7 +59,7 @@ class Quantizer:
         self._quant = quant
         self._format = BLOCK_QUANTS[quant]
         self._threads = threads
-        self._others: defaultdict[str, list[str]] = defaultdict(list)
+        self._names_by_format: defaultdict[str, list[str]] = defaultdict(list)
         """Names of the matrices that are kept otherwise than asked for, by how."""
 
     @property
@@ -73,10 +73,14 @@ class Quantizer:
         ModelFilesError naming a tensor with NaN or infinity."""
         if isinstance(weights, StoredMatrix):
             return weights
-        chosen = format_for(self._format, weights.shape[1])
-        if chosen is None or chosen.name != self._format:
-            self._others["16 bits" if chosen is None else chosen.name].append(name)
-        return weights if chosen is None else StoredMatrix(chosen.name, self._quantized(name, weights, chosen))
+        block_format = format_for(self._format, weights.shape[1])
+        if block_format is None or block_format.name != self._format:
+            self._names_by_format["16 bits" if block_format is None else block_format.name].append(name)
+        return (
+            weights
+            if block_format is None
+            else StoredMatrix(block_format.name, self._quantized(name, weights, block_format))
+        )
 
     def _quantized(self, name: str, weights: NDArray[Any], format: BlockFormat) -> NDArray[np.uint8]:
         return quantize(weights, format, self._threads, f"Tensor {name}")
@@ -85,7 +89,7 @@ class Quantizer:
         """Log the matrices that are stored in another type than the requested one."""
         if self._quant != self._format.replace("_k", "k"):
             log.info("a format for activations is replaced", quant=self._quant, kept_as=self._format, action="quantize")
-        for kept_as, names in self._others.items():
+        for kept_as, names in self._names_by_format.items():
             log.warning(
                 "matrices that blocks do not divide",
                 quant=self._quant,

@@ -50,19 +50,23 @@ def image_name(stored: str) -> str | None:
 
 def text_tensors(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """The tensors of the text part by their names in its model."""
-    named = {name: one for stored, one in tensors.items() if (name := text_name(stored)) is not None}
-    return {f"model.{name}": one for name, one in named.items()} if BARE in named else named
+    tensors_by_name = {name: tensor for stored, tensor in tensors.items() if (name := text_name(stored)) is not None}
+    return (
+        {f"model.{name}": tensor for name, tensor in tensors_by_name.items()}
+        if BARE in tensors_by_name
+        else tensors_by_name
+    )
 
 
 def image_tensors(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """The tensors of the image part by their names there."""
-    return {name: one for stored, one in tensors.items() if (name := image_name(stored)) is not None}
+    return {name: tensor for stored, tensor in tensors.items() if (name := image_name(stored)) is not None}
 
 
 def read_headers(files: Iterable[Path]) -> dict[str, StoredTensor]:
     """All tensors of safetensors files by their stored names. Raises ModelFilesError naming a file that is no such
     file, ModelFilesAway naming one that is cut short or can't be read now."""
-    return {name: one for path in files for name, one in _read_header(path).items()}
+    return {name: tensor for path in files for name, tensor in _read_header(path).items()}
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
@@ -83,7 +87,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         raise ModelFilesError(
             f"{path} is not a safetensors file ({size} bytes): {error}. Download it again."
         ) from error
-    end = max((one.start + one.bytes for one in tensors.values()), default=0)
+    end = max((tensor.start + tensor.bytes for tensor in tensors.values()), default=0)
     if size < end:
         raise ModelFilesAway(f"{path} is cut short: {size} bytes of {end}. Download it again.")
     check_apart(path, tensors)
@@ -96,7 +100,7 @@ def _tensor(path: Path, begin: int, name: str, entry: dict[str, Any]) -> StoredT
     shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
     if kind is None:
         raise ValueError(f"tensor {name} has the unknown type {entry['dtype']}")
-    if not all(isinstance(one, int) and one >= 0 for one in (*shape, start)):
+    if not all(isinstance(number, int) and number >= 0 for number in (*shape, start)):
         raise ValueError(f"tensor {name} has the shape {list(shape)} and begins at {start}")
     size = kind.bytes_of(shape)
     if stop - start != size:

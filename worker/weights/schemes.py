@@ -39,8 +39,8 @@ class Fields:
     def one_of(self, name: str, allowed: tuple[object, ...], why: str = "") -> Any:
         """The field's value; UnsupportedArchitecture if it is none of `allowed`, compared with its type."""
         value = self._values.get(name)
-        if not any(value is one or (type(value) is type(one) and value == one) for one in allowed):
-            served = ", ".join(_shown(one) for one in allowed if one is not None) or "nothing"
+        if not any(value is option or (type(value) is type(option) and value == option) for option in allowed):
+            served = ", ".join(_shown(option) for option in allowed if option is not None) or "nothing"
             raise UnsupportedArchitecture(
                 f"config.json has {self.path}.{name} = {_shown(value)}, which is not supported (served: {served}). "
                 f"{f'{why}. ' if why else ''}{REMEDY}"
@@ -57,7 +57,11 @@ class Fields:
     def sizes(self, name: str, count: int) -> Any:
         """A tuple of `count` positive whole numbers."""
         value = self._values.get(name)
-        if not isinstance(value, list) or len(value) != count or not all(is_whole(one, most=LARGEST) for one in value):
+        if (
+            not isinstance(value, list)
+            or len(value) != count
+            or not all(is_whole(number, most=LARGEST) for number in value)
+        ):
             raise self._wrong(name, f"{count} positive whole numbers")
         return tuple(value)
 
@@ -76,8 +80,8 @@ class Fields:
         value = self._values.get(name)
         if not isinstance(value, dict) or not value:
             raise self._wrong(name, "an object with at least one group")
-        for key, one in value.items():
-            yield Fields(one, f"{self.path}.{name}.{key}")
+        for key, entry in value.items():
+            yield Fields(entry, f"{self.path}.{name}.{key}")
 
     def _wrong(self, name: str, needed: str) -> ModelFilesError:
         return ModelFilesError(
@@ -108,21 +112,21 @@ def _compressed_kinds(fields: Fields) -> frozenset[str]:
     fields.empty("transform_config")
     if fields.value("sparsity_config"):
         fields.object("sparsity_config").one_of("format", (None, "dense"), "Sparse weights are not supported")
-    named = fields.one_of("format", (None, *FORMATS))
-    return frozenset(_kind(group, named) for group in fields.objects("config_groups"))
+    format_name = fields.one_of("format", (None, *FORMATS))
+    return frozenset(_kind(group, format_name) for group in fields.objects("config_groups"))
 
 
-def _kind(group: Fields, named: str | None) -> str:
+def _kind(group: Fields, default: str | None) -> str:
     weights = group.object("weights")
     group.empty("output_activations")
-    own = group.one_of("format", (None, *FORMATS)) or named
+    name = group.one_of("format", (None, *FORMATS)) or default
     bits = weights.one_of("num_bits", (4, 8))
     numbers = (None, "int") if bits == 4 else (None, "int", "float")
     kind = "int4" if bits == 4 else "e4m3" if weights.one_of("type", numbers) == "float" else "int8"
     weights.one_of("type", numbers)
-    if own is not None and FORMATS[own] not in (None, kind):
+    if name is not None and FORMATS[name] not in (None, kind):
         raise UnsupportedArchitecture(
-            f"config.json has {weights.path} of {bits} bits in the format '{own}', which is not supported. {REMEDY}"
+            f"config.json has {weights.path} of {bits} bits in the format '{name}', which is not supported. {REMEDY}"
         )
     weights.one_of("dynamic", (None, False))
     _weights(weights, kind)
@@ -200,9 +204,9 @@ def scheme_of(config: dict[str, Any]) -> Scheme | None:
     fields = Fields(described, "quantization_config")
     method = fields.text("quant_method", "")
     if method not in PARSERS:
-        named = _bits_and_bytes(fields) if method == "bitsandbytes" else repr(method)
+        method_name = _bits_and_bytes(fields) if method == "bitsandbytes" else repr(method)
         raise UnsupportedArchitecture(
-            f"The checkpoint is quantized: quantization_config.quant_method is {named}, which is not supported. "
+            f"The checkpoint is quantized: quantization_config.quant_method is {method_name}, which is not supported. "
             f"Served are {SERVED}; else use the unquantized checkpoint."
         )
     return PARSERS[method](fields)

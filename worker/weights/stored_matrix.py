@@ -78,10 +78,12 @@ class StoredMatrix:
 
     def padded(self, outputs: int) -> StoredMatrix:
         """The matrix with blocks of zeros below, up to `outputs` rows: itself where it has as many."""
-        missing = outputs - self.codes.shape[0]
-        if not missing:
+        missing_rows = outputs - self.codes.shape[0]
+        if not missing_rows:
             return self
-        return StoredMatrix(self.kind, np.concatenate([self.codes, np.zeros((missing, self.codes.shape[1]), np.uint8)]))
+        return StoredMatrix(
+            self.kind, np.concatenate([self.codes, np.zeros((missing_rows, self.codes.shape[1]), np.uint8)])
+        )
 
     def values(self) -> NDArray[np.float32]:
         """The codes less their zeros (outputs, inputs), in float32, where each is exact; of a matrix with a scale by

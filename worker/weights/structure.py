@@ -34,8 +34,8 @@ OTHERS: dict[str, type] = {"list": list, "SimpleNamespace": SimpleNamespace}
 """Other classes, by name."""
 Kind = Callable[[Any], Any]
 NUMBERS: dict[str, np.dtype[Any]] = {
-    np.dtype(one).name: np.dtype(one)
-    for one in (
+    np.dtype(kind).name: np.dtype(kind)
+    for kind in (
         *(np.float64, np.float32, np.float16, bfloat16, float8_e4m3fn, float8_e5m2),
         *(np.int64, np.int32, np.int16, np.int8, np.uint64, np.uint32, np.uint16, np.uint8, np.bool_),
     )
@@ -102,14 +102,14 @@ class _Writer:
             self.arrays.append(value)
             return ["array", number, len(self.arrays) - 1]
         if type(value) in (list, tuple, set, frozenset):
-            return [type(value).__name__, number, [self.node(one) for one in value]]
+            return [type(value).__name__, number, [self.node(element) for element in value]]
         if type(value) in (dict, OrderedDict, defaultdict):
             factory = self.node(getattr(value, "default_factory", None))
             return [
                 type(value).__name__,
                 number,
                 factory,
-                [[self.node(key), self.node(one)] for key, one in value.items()],
+                [[self.node(key), self.node(element)] for key, element in value.items()],
             ]
         if type(value) is partial:
             return ["partial", number, self.node(value.func), self.node(value.args), self.node(value.keywords)]
@@ -159,7 +159,7 @@ class _Reader:
 
     def _mapping(self, kind: type, number: int, factory: Any, nodes: list[Any]) -> Any:
         mapping = self._keep(number, defaultdict(self.value(factory)) if kind is defaultdict else kind())
-        mapping.update((self.value(key), self.value(one)) for key, one in nodes)
+        mapping.update((self.value(key), self.value(node)) for key, node in nodes)
         return mapping
 
     def _partial(self, number: int, function: Any, arguments: Any, keywords: Any) -> Any:
@@ -181,8 +181,8 @@ class _Reader:
             instance.__setstate__(state)
             return instance
         attributes, slots = cast("tuple[Any, Any]", state if isinstance(state, tuple) else (state, None))
-        for key, one in [*(attributes or {}).items(), *(slots or {}).items()]:
-            object.__setattr__(instance, key, one)
+        for key, node in [*(attributes or {}).items(), *(slots or {}).items()]:
+            object.__setattr__(instance, key, node)
         return instance
 
 

@@ -18,9 +18,9 @@ def main() -> int:
     except ValueError as error:
         print(f"furrow worker: {error}", file=sys.stderr)
         return 1
-    own = python_command("worker", "agent")
+    agent = python_command("worker", "agent")
     program = remembered_program()
-    return HostSupervisor([*program, "worker", "--agent"] if program else own, limits, own).run()
+    return HostSupervisor([*program, "worker", "--agent"] if program else agent, limits, agent).run()
 
 
 if __name__ == "__main__":

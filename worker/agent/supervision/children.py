@@ -83,7 +83,7 @@ class Children:
         if child is None or child.channel is None:
             raise ProcessLookupError(f"process {pid} has no channel to this supervisor")
         data = line.encode() + b"\n"
-        if socket.send_fds(child.channel, [data], [one.fileno() for one in sockets]) < len(data):
+        if socket.send_fds(child.channel, [data], [listening.fileno() for listening in sockets]) < len(data):
             raise BlockingIOError(f"process {pid} does not read its channel")
 
     def signal(self, pid: int, number: int) -> None:
@@ -147,8 +147,6 @@ class Children:
         return [child.describe() for child in self._children.values()]
 
 
-# --- Their end without an agent --------------------------------------------------------------------------------------
-
 # The end of a host's ranks without an agent: in order, each with the signal that was named at its start.
 
 
@@ -162,7 +160,7 @@ class HostShutdown:
     def __init__(self, children: Children, now: float) -> None:
         self._children = children
         self._limit = now + KILL_AFTER_S
-        self._told: set[int] = set()
+        self._signalled: set[int] = set()
 
     def advance(self, now: float) -> bool:
         """Signal whoever is next. True once no child lives."""
@@ -175,13 +173,11 @@ class HostShutdown:
             pid = child.pid
             if late:
                 self._children.signal(pid, signal.SIGKILL)
-            elif child.ending.order == first and pid not in self._told:
-                self._told.add(pid)
+            elif child.ending.order == first and pid not in self._signalled:
+                self._signalled.add(pid)
                 self._children.signal(pid, child.ending.number)
         return False
 
-
-# --- Forks of a child ------------------------------------------------------------------------------------------------
 
 # Processes that a child forks for the supervisor, from the request to the child that is supervised like any other.
 #

@@ -28,9 +28,7 @@ from worker.agent.supervision.wire import AgentLink, Ending
 from worker.detectors import AGENT_ABSENT_S, AGENT_SILENT_S
 from worker.rank.exit_codes import describe
 
-# --- Times -----------------------------------------------------------------------------------------------------------
-
-# The times of a host's supervisor. An operator or a test may set those of `Limits`.
+# The times of a host's supervisor. An operator or a test may set those of `SupervisorLimits`.
 
 
 PAUSES_S = (0.0, *doubling(0.5, 8.0))
@@ -48,7 +46,7 @@ ABSENT_VARIABLE = "FURROW_AGENT_ABSENT"
 
 
 @dataclass
-class Limits:
+class SupervisorLimits:
     """In seconds."""
 
     absent_s: float = AGENT_ABSENT_S
@@ -57,19 +55,17 @@ class Limits:
     """Time for all processes to end after SIGTERM before they are killed."""
 
 
-def limits_from_environment() -> Limits:
+def limits_from_environment() -> SupervisorLimits:
     """Raises ValueError for a number that is none, or not positive."""
-    text = os.environ.get(ABSENT_VARIABLE) or str(Limits.absent_s)
+    text = os.environ.get(ABSENT_VARIABLE) or str(SupervisorLimits.absent_s)
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
         raise ValueError(f"{ABSENT_VARIABLE}={text!r} is not a positive number of seconds")
-    return Limits(absent_s=seconds)
+    return SupervisorLimits(absent_s=seconds)
 
-
-# --- Log lines -------------------------------------------------------------------------------------------------------
 
 # Log lines of the supervisor, in the format of the other processes, without their libraries.
 
@@ -92,9 +88,6 @@ def log(level: str, event: str, **fields: object) -> None:
         os.write(2, line.encode() + b"\n")
 
 
-# --- Supervisor ------------------------------------------------------------------------------------------------------
-
-
 TICK_S = 0.25
 
 
@@ -106,22 +99,24 @@ def signal_agent(agent: subprocess.Popen[bytes], number: int) -> None:
 
 
 class HostSupervisor:
-    """Runs `command` as the agent, and `own`, this build's agent, where that can't be run or has failed FAILURES times
-    in a row: a new build that does not start must not end the ranks. The first agent is `own` too, which starts
-    sooner. Use from the main thread: children die with the thread that forked them."""
+    """Runs `command` as the agent. Where that can't be run, or has failed FAILURES times in a row, it runs
+    `own_command`, the agent of this build: a new build that does not start must not end the ranks. The first agent is
+    `own_command` too, which starts sooner. Use from the main thread: children die with the thread that forked them."""
 
-    def __init__(self, command: list[str], limits: Limits | None = None, own: list[str] | None = None) -> None:
+    def __init__(
+        self, command: list[str], limits: SupervisorLimits | None = None, own_command: list[str] | None = None
+    ) -> None:
         self._command = command
-        self._own = own if own is not None else command
-        self._next = self._own
-        self._limits = limits or Limits()
+        self._own_command = own_command if own_command is not None else command
+        self._next = self._own_command
+        self._limits = limits or SupervisorLimits()
         self._children = Children()
         self._forks = Forks(self._children, self._send)
-        self._kept: dict[str, Any] = {}
+        self._records: dict[str, Any] = {}
         self._selector = selectors.DefaultSelector()
         self._agent: subprocess.Popen[bytes] | None = None
         self._link: AgentLink | None = None
-        self._started = self._heard = self._last = time.monotonic()
+        self._started = self._last_message_at = self._last = time.monotonic()
         self._spoken = self._ever_spoken = False
         self._failures = 0
         self._due = 0.0
@@ -137,7 +132,7 @@ class HostSupervisor:
         while True:
             now = time.monotonic()
             if now - self._last > GAP_S:
-                self._heard = now
+                self._last_message_at = now
             self._last = now
             failed = self._reap(now)
             if failed is not None:
@@ -183,7 +178,7 @@ class HostSupervisor:
             return self._leave(now, self._stop_by)
         self._judge_agent(now)
         self._forks.expire(now)
-        if self._children.living() and now - self._heard > self._limits.absent_s and self._shutdown is None:
+        if self._children.living() and now - self._last_message_at > self._limits.absent_s and self._shutdown is None:
             log("error", "no agent: the ranks end", absent_s=self._limits.absent_s, action="ranks_end")
             self._shutdown = HostShutdown(self._children, now)
             if self._agent is not None and not self._spoken:
@@ -219,7 +214,7 @@ class HostSupervisor:
             return
         if self._leave_by is not None and now > self._leave_by:
             signal_agent(agent, signal.SIGKILL)
-        if self._spoken and now - self._heard > AGENT_SILENT_S:
+        if self._spoken and now - self._last_message_at > AGENT_SILENT_S:
             log("error", "the agent hangs and is killed", pid=agent.pid, silent_s=AGENT_SILENT_S, action="agent_kill")
             signal_agent(agent, signal.SIGKILL)
             self._spoken = False
@@ -255,7 +250,7 @@ class HostSupervisor:
         """Start the agent with one end of a new socket pair as its standard input."""
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "FURROW_PARENT": str(os.getpid())}
-        command = self._next if self._failures < FAILURES else self._own
+        command = self._next if self._failures < FAILURES else self._own_command
         self._next = self._command
         if self._failures >= FAILURES and command is not self._command:
             words = {"command": " ".join(self._command), "failures": self._failures, "instead": " ".join(command)}
@@ -274,7 +269,7 @@ class HostSupervisor:
     def attach(self, link: socket.socket) -> None:
         """Serve the agent at the other end: tell it first what there is."""
         self._link, self._spoken, self._started = AgentLink(link), False, time.monotonic()
-        self._link.send({"event": "welcome", "children": self._children.describe(), "kept": self._kept})
+        self._link.send({"event": "welcome", "children": self._children.describe(), "kept": self._records})
 
     def _serve(self, link: AgentLink, mask: int) -> None:
         """Read the agent's requests, and send it the messages that it has not taken yet."""
@@ -297,7 +292,7 @@ class HostSupervisor:
                 link.send({"event": "answer", "id": number, "error": f"not understood: {error!r}"})
 
     def _obey(self, link: AgentLink, request: dict[str, Any]) -> None:
-        self._heard, op = time.monotonic(), request["op"]
+        self._last_message_at, op = time.monotonic(), request["op"]
         if request.get("tag", {}).get("kind") != "standby":  # that is asked for before the agent waits for Redis
             self._spoken = self._ever_spoken = True
         if self._stop_by is None:
@@ -313,9 +308,9 @@ class HostSupervisor:
         elif op == "forget":
             self._children.forget(request["pid"])
         elif op == "keep":
-            self._kept[request["key"]] = request["value"]
+            self._records[request["key"]] = request["value"]
             if request["value"] is None:
-                del self._kept[request["key"]]
+                del self._records[request["key"]]
         elif op != "alive":
             raise LookupError(f"unknown op {op!r}")
 

@@ -58,11 +58,11 @@ class LineBuffer:
     """Cuts a stream of bytes into lines. The last line is kept until its end arrives."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._partial_line = b""
 
     def feed(self, data: bytes) -> list[bytes]:
         """The lines that `data` completes, without their ends."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         return lines
 
 
@@ -75,8 +75,6 @@ def take_channel() -> socket.socket:
         os.dup2(nothing.fileno(), 0)
     return channel
 
-
-# --- The supervisor's end --------------------------------------------------------------------------------------------
 
 # The supervisor's end of the socket to its agent: it never blocks, whatever the agent does.
 

@@ -92,10 +92,10 @@ class ProcessGroupCollective:
         return tensor
 
     def all_gather(self, tensor: Numbers) -> Numbers:
-        own = _tensor(tensor).contiguous()
-        parts = [torch.empty_like(own) for _ in range(self.world_size)]
+        contribution = _tensor(tensor).contiguous()
+        parts = [torch.empty_like(contribution) for _ in range(self.world_size)]
         with self._counted():
-            self._group.allgather([parts], [own]).wait()
+            self._group.allgather([parts], [contribution]).wait()
         whole = torch.cat(parts, dim=-1)
         return cast("Numbers", as_array(whole) if isinstance(tensor, np.ndarray) else whole)
 

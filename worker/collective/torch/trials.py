@@ -15,12 +15,12 @@ from worker.collective import Collective, shared_memory
 from worker.collective.base import Abort
 from worker.collective.shared_memory import NativeExchange, Peers, Segment, SharedMemoryCollective, library
 from worker.collective.torch.process_group import ProcessGroupCollective
-from worker.selftest.trial import Case, NotAvailable, Request
+from worker.selftest.trial import NotAvailable, TrialCase, TrialRequest
 
 RANKS = 2
 
 
-def native(request: Request) -> Iterator[Case]:
+def native(request: TrialRequest) -> Iterator[TrialCase]:
     if library() is None:
         raise NotAvailable("it can't be compiled here")
     if request.device.type != "cpu":
@@ -42,7 +42,7 @@ def native(request: Request) -> Iterator[Case]:
         group.close()
 
 
-def nccl(request: Request) -> Iterator[Case]:
+def nccl(request: TrialRequest) -> Iterator[TrialCase]:
     """Between two GPUs of the host; where there is one, a group of one rank, which shows that the library works."""
     if request.device.type != "cuda" or not dist.is_nccl_available():
         raise NotAvailable("there is no NCCL for this device")
@@ -59,22 +59,24 @@ def nccl(request: Request) -> Iterator[Case]:
     yield from cases(request, groups)
 
 
-def cases(request: Request, groups: Sequence[Collective]) -> Iterator[Case]:
+def cases(request: TrialRequest, groups: Sequence[Collective]) -> Iterator[TrialCase]:
     """Sum, gather and broadcast of as much as a step of the model exchanges; every rank has the same result."""
     rows = [request.random(request.tokens, request.shapes.hidden) * (rank + 1) for rank in range(len(groups))]
-    exact = [one.double().cpu() for one in rows]
+    exact = [row.double().cpu() for row in rows]
     jobs: dict[str, tuple[Callable[[Collective, Tensor], Tensor], Tensor]] = {
-        "sum": (lambda group, own: group.all_reduce(own), sum(exact[1:], exact[0])),
-        "gather": (lambda group, own: group.all_gather(own), torch.cat(exact, -1)),
-        "broadcast": (lambda group, own: group.broadcast(own, len(groups) - 1), exact[-1]),
+        "sum": (lambda group, row: group.all_reduce(row), sum(exact[1:], exact[0])),
+        "gather": (lambda group, row: group.all_gather(row), torch.cat(exact, -1)),
+        "broadcast": (lambda group, row: group.broadcast(row, len(groups) - 1), exact[-1]),
     }
     for name, (job, expected) in jobs.items():
 
         def compute(job: Callable[[Collective, Tensor], Tensor] = job) -> Tensor:
-            own = [one.to(f"cuda:{rank}" if one.is_cuda else "cpu", copy=True) for rank, one in enumerate(rows)]
+            rows_by_rank = [
+                row.to(f"cuda:{rank}" if row.is_cuda else "cpu", copy=True) for rank, row in enumerate(rows)
+            ]
             with ThreadPoolExecutor(len(groups)) as pool:
-                return torch.stack([result.cpu() for result in pool.map(job, groups, own)])
+                return torch.stack([result.cpu() for result in pool.map(job, groups, rows_by_rank)])
 
         moved = rows[0].nbytes * len(groups)
         shape = f"{name} of {request.tokens} x {request.shapes.hidden}, {len(groups)} ranks"
-        yield Case(shape, rows[0].dtype, compute, torch.stack([expected] * len(groups)), bytes=moved)
+        yield TrialCase(shape, rows[0].dtype, compute, torch.stack([expected] * len(groups)), bytes=moved)

@@ -62,9 +62,9 @@ class RunAhead:
         """Their logits (rows, vocabulary), the caller's to keep."""
         assert self._logits is not None
         where = sent([self._places[row.sid][1] for row in covered], torch.int64, self._logits.device)
-        taken = self._logits.index_select(0, where)
+        selected = self._logits.index_select(0, where)
         self.forget()
-        return taken
+        return selected
 
     @staticmethod
     def merged(rows: list[Row], covered: list[Row], early: Tensor, rest: Tensor) -> Tensor:

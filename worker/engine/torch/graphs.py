@@ -204,8 +204,6 @@ def graphs_for(model: ServedModel, store: KVStore) -> DecodeGraphs | None:
     return None
 
 
-# --- Warm-up ---------------------------------------------------------------------------------------------------------
-
 # The first steps of a GPU, before a request waits for them: kernels are compiled and loaded when they first run.
 
 

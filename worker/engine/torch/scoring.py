@@ -12,17 +12,25 @@ def scores_of_tensor(logits: torch.Tensor, targets: list[int], most: int) -> lis
     """As `score` of worker/engine/scoring.py, of logits that torch computed."""
     healthy = logits.isfinite().all(dim=-1).tolist()
     logarithms = logits.log_softmax(dim=-1)
-    chosen = logarithms.gather(-1, torch.tensor(targets, device=logits.device)[:, None])
-    ranks = (logarithms > chosen).sum(dim=-1) + 1
+    target_logarithms = logarithms.gather(-1, torch.tensor(targets, device=logits.device)[:, None])
+    ranks = (logarithms > target_logarithms).sum(dim=-1) + 1
     best = logarithms.topk(min(most, logits.shape[-1]), dim=-1)
     columns = zip(
-        targets, chosen[:, 0].tolist(), ranks.tolist(), best.indices.tolist(), best.values.tolist(), strict=True
+        targets,
+        target_logarithms[:, 0].tolist(),
+        ranks.tolist(),
+        best.indices.tolist(),
+        best.values.tolist(),
+        strict=True,
     )
     return [
         PromptToken(
-            token, round(own, DIGITS), rank, [(id, round(value, DIGITS)) for id, value in zip(ids, values, strict=True)]
+            token,
+            round(logarithm, DIGITS),
+            rank,
+            [(id, round(value, DIGITS)) for id, value in zip(ids, values, strict=True)],
         )
         if fine
         else None
-        for fine, (token, own, rank, ids, values) in zip(healthy, columns, strict=True)
+        for fine, (token, logarithm, rank, ids, values) in zip(healthy, columns, strict=True)
     ]

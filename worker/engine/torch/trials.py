@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from worker.engine.torch.graphs import Capture, CudaCapture
-from worker.selftest.trial import Case, NotAvailable, Request
+from worker.selftest.trial import NotAvailable, TrialCase, TrialRequest
 
 
-def graphs(request: Request) -> Iterator[Case]:
+def graphs(request: TrialRequest) -> Iterator[TrialCase]:
     if request.device.type != "cuda":
         raise NotAvailable("graphs are for GPUs")
     yield from captured(request, CudaCapture(request.device))
 
 
-def captured(request: Request, capture: Capture) -> Iterator[Case]:
+def captured(request: TrialRequest, capture: Capture) -> Iterator[TrialCase]:
     """A product, a norm and a copy, captured over zeros and replayed over random numbers, in two graphs of one pool."""
     hidden = request.shapes.hidden
     weights = request.random(hidden, hidden) / hidden**0.5
@@ -38,7 +38,7 @@ def captured(request: Request, capture: Capture) -> Iterator[Case]:
             replay()
             return out
 
-        yield Case(f"{rows} x {hidden}", request.dtype, compute, (data.double() @ weights.double().t()).cpu())
+        yield TrialCase(f"{rows} x {hidden}", request.dtype, compute, (data.double() @ weights.double().t()).cpu())
 
 
 def _work(inputs: Tensor, weights: Tensor, out: Tensor) -> Callable[[], None]:

@@ -17,8 +17,6 @@ from torch import Tensor
 from worker.kv.base import Variant
 from worker.kv.torch.pages import PagedBatch
 
-# --- Tiles -----------------------------------------------------------------------------------------------------------
-
 # Sizes that attention kernels are compiled for, and the arguments that all of them take.
 
 
@@ -82,8 +80,6 @@ def arguments(query: Tensor, pages: tuple[Tensor, Tensor], batch: PagedBatch, va
         "LOG2_E": LOG2_E,
     }
 
-
-# --- Softmax ---------------------------------------------------------------------------------------------------------
 
 # The part that prefill and decode share: queries over a range of a sequence's pages, in one running softmax.
 #
@@ -157,8 +153,6 @@ def normalised(best, total, sums, sinks, head, real, SINKS: tl.constexpr, LOG2_E
     return sums / tl.where(total > 0, total, 1.0)[:, None]
 
 
-# --- Store -----------------------------------------------------------------------------------------------------------
-
 # Writes the new keys and values of a step into their pages.
 
 
@@ -208,8 +202,6 @@ def store(key: Tensor, value: Tensor, pages: tuple[Tensor, Tensor], batch: Paged
         PADDED_DIM=triton.next_power_of_2(dim),
     )
 
-
-# --- Decode ----------------------------------------------------------------------------------------------------------
 
 # Attention of one new token per sequence over its pages, split along the keys, then reduced.
 #
@@ -315,8 +307,6 @@ def decode(
         _reduce[(rows, heads)](partial, out, batch.singles, HEADS=heads, SPLITS=splits, **shared)
 
 
-# --- Prefill ---------------------------------------------------------------------------------------------------------
-
 # Attention of several tokens of each sequence over its pages: causal, any number of sequences in one launch.
 
 
@@ -369,8 +359,6 @@ def prefill(query: Tensor, out: Tensor, pages: tuple[Tensor, Tensor], batch: Pag
     )
 
 
-# --- Attention -------------------------------------------------------------------------------------------------------
-
 # Attention over pages by Triton kernels: single tokens and chunks of one batch each in a launch of their own.
 
 
@@ -379,7 +367,7 @@ def attend(
 ) -> Tensor:
     """See `PagedAttention`. float32, bfloat16 or float16; sums are float32. Waits for nothing on the device."""
     heads, tokens, dim = query.shape
-    query, key, value = (one if one.stride(2) == 1 else one.contiguous() for one in (query, key, value))
+    query, key, value = (tensor if tensor.stride(2) == 1 else tensor.contiguous() for tensor in (query, key, value))
     store(key, value, pages, batch)
     out = query.new_empty(tokens, heads, dim)
     if batch.singles.shape[0]:

@@ -41,9 +41,9 @@ class PagedBatch:
         """The chunks cut into pieces of at most `tokens`, (pieces, 2) int32: first token and count."""
         if tokens not in self._tiles:
             pieces = [
-                (first + done, min(tokens, count - done))
+                (first + start, min(tokens, count - start))
                 for first, count in self.chunks
-                for done in range(0, count, tokens)
+                for start in range(0, count, tokens)
             ]
             self._tiles[tokens] = torch.tensor(pieces, dtype=torch.int32).to(self.owners.device, non_blocking=True)
         return self._tiles[tokens]
@@ -71,7 +71,7 @@ class Blocks:
     def __init__(self, count: int) -> None:
         self.count = count
         self._free = list(range(count - 1, -1, -1))
-        self._held: dict[int, list[int]] = {}
+        self._blocks_by_holder: dict[int, list[int]] = {}
         self._holders: dict[int, int] = {}
         """The number of holders of each block that has more than one."""
 
@@ -80,56 +80,56 @@ class Blocks:
         return len(self._free)
 
     def of(self, holder: int) -> list[int]:
-        return self._held.get(holder, [])
+        return self._blocks_by_holder.get(holder, [])
 
     def grow(self, holder: int, length: int) -> list[tuple[int, int]]:
         """Let `holder` have `length` blocks; what was added, as (index, block). Raises ValueError if too few are free,
         with nothing changed."""
-        held = self._held.setdefault(holder, [])
-        missing = length - len(held)
+        blocks = self._blocks_by_holder.setdefault(holder, [])
+        missing = length - len(blocks)
         if missing > len(self._free):
             raise ValueError(f"{missing} more blocks are needed, {len(self._free)} of {self.count} are free")
-        first = len(held)
-        held.extend(self._free.pop() for _ in range(missing))
-        return list(enumerate(held[first:], first))
+        first = len(blocks)
+        blocks.extend(self._free.pop() for _ in range(missing))
+        return list(enumerate(blocks[first:], first))
 
     def shrink(self, holder: int, length: int) -> None:
         """Take all but the first `length` blocks from `holder`; those that nobody else holds are free."""
-        held = self._held.get(holder, [])
-        for block in held[length:]:
-            others = self._holders.pop(block, 1) - 1
-            if others == 0:
+        blocks = self._blocks_by_holder.get(holder, [])
+        for block in blocks[length:]:
+            other_holders = self._holders.pop(block, 1) - 1
+            if other_holders == 0:
                 self._free.append(block)
-            elif others > 1:
-                self._holders[block] = others
-        del held[length:]
-        if not held:
-            self._held.pop(holder, None)
+            elif other_holders > 1:
+                self._holders[block] = other_holders
+        del blocks[length:]
+        if not blocks:
+            self._blocks_by_holder.pop(holder, None)
 
     def share(self, donor: int, holder: int, length: int) -> None:
         """Let `holder`, which has none, hold the first `length` blocks of `donor` too."""
-        shared = self._held[donor][:length]
+        shared = self._blocks_by_holder[donor][:length]
         for block in shared:
             self._holders[block] = self._holders.get(block, 1) + 1
-        self._held[holder] = list(shared)
+        self._blocks_by_holder[holder] = list(shared)
 
     def rename(self, old: int, new: int) -> None:
         """Give all that `old` holds to `new`, which has none."""
-        self._held[new] = self._held.pop(old)
+        self._blocks_by_holder[new] = self._blocks_by_holder.pop(old)
 
     def separate(self, holder: int, index: int) -> tuple[int, int] | None:
         """Give `holder` a block of its own at `index`: (old, new) where others hold the old one too, else None."""
-        old = self._held[holder][index]
-        others = self._holders.get(old, 1) - 1
-        if others == 0:
+        old = self._blocks_by_holder[holder][index]
+        other_holders = self._holders.get(old, 1) - 1
+        if other_holders == 0:
             return None
         if not self._free:
             raise ValueError(f"one more block is needed, none of {self.count} is free")
-        new = self._held[holder][index] = self._free.pop()
-        if others == 1:
+        new = self._blocks_by_holder[holder][index] = self._free.pop()
+        if other_holders == 1:
             del self._holders[old]
         else:
-            self._holders[old] = others
+            self._holders[old] = other_holders
         return old, new
 
 
@@ -212,11 +212,11 @@ class PagedStore(Stateless):
         self._blocks = Blocks(count)
         self._memories = [
             torch.empty(
-                (len(one.layers), 2, count, one.kv_heads, block_tokens, one.head_dim),
+                (len(group.layers), 2, count, group.kv_heads, block_tokens, group.head_dim),
                 dtype=torch_type(layout.dtype),
                 device=layout.device,
             )
-            for one in layout.groups
+            for group in layout.groups
         ]
         width = min(count, -(-max_context // block_tokens))
         width = -(-width // 16) * 16  # an aligned row of the tables is read in wide loads
@@ -260,12 +260,12 @@ class PagedStore(Stateless):
             raise ValueError(f"a sequence would have {longest} positions, the model has {self.max_context}")
         self.settle([*extents, *beside])
         self._begun = [*extents, *beside]
-        added = [
+        new_entries = [
             (self._row(extent.sid), index, block)
             for extent in extents
             for index, block in self._blocks.grow(extent.sid, -(-extent.end // self.block_tokens))
         ]
-        self._write_tables(added)
+        self._write_tables(new_entries)
         return [self._rows[extent.sid] for extent in extents]
 
     def commit(self, extents: list[Extent]) -> None:
@@ -278,16 +278,16 @@ class PagedStore(Stateless):
         """Let `sid` begin with the first `count` positions of `donor`: it holds the same blocks, and a copy of the one
         that it goes on writing. `take_over` gives it the donor's own instead, and the donor is unknown from then on."""
         blocks = self._blocks
-        held = -(-count // self.block_tokens)
+        block_count = -(-count // self.block_tokens)
         whole = count // self.block_tokens
         if take_over:
             self._rows[sid] = self._rows.pop(donor)
             del self._lengths[donor]
             blocks.rename(donor, sid)
-            blocks.shrink(sid, held)
+            blocks.shrink(sid, block_count)
         else:
-            blocks.share(donor, sid, held)
-        if held > whole and (copied := blocks.separate(sid, whole)) is not None:
+            blocks.share(donor, sid, block_count)
+        if block_count > whole and (copied := blocks.separate(sid, whole)) is not None:
             old, new = copied
             for memory in self._memories:
                 memory[:, :, new] = memory[:, :, old]
@@ -327,8 +327,8 @@ class PagedStore(Stateless):
             self._rows[sid] = self._free_rows.pop()
         return self._rows[sid]
 
-    def _write_tables(self, added: list[tuple[int, int, int]]) -> None:
+    def _write_tables(self, new_entries: list[tuple[int, int, int]]) -> None:
         """Enter (row, index, block) into the tables: most decode steps add none, then nothing is sent to the device."""
-        if added:
-            entries = torch.tensor(added, dtype=torch.int32).to(self.layout.device, non_blocking=True)
+        if new_entries:
+            entries = torch.tensor(new_entries, dtype=torch.int32).to(self.layout.device, non_blocking=True)
             self.tables[entries[:, 0].long(), entries[:, 1].long()] = entries[:, 2]

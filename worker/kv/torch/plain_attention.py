@@ -12,8 +12,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from worker.kv.base import Extent, Variant, WholeLayout
 from worker.kv.torch.pages import PagedBatch
 
-# --- Contiguous keys -------------------------------------------------------------------------------------------------
-
 # Attention over contiguous keys and values, on any device of torch.
 #
 # Masks are additive: 0 where a token attends, -inf elsewhere, broadcast over batch and heads. Keys are never copied for
@@ -110,13 +108,11 @@ def additive(visible: Tensor, like: Tensor) -> Tensor:
 
 
 def _visible(tokens: Tensor, keys: Tensor, window: int | None, chunked: bool) -> Tensor:
-    seen = keys <= tokens
+    visible = keys <= tokens
     if chunked and window is not None:
-        return seen & (keys >= tokens // window * window)
-    return seen if window is None else seen & (keys > tokens - window)
+        return visible & (keys >= tokens // window * window)
+    return visible if window is None else visible & (keys > tokens - window)
 
-
-# --- Pages -----------------------------------------------------------------------------------------------------------
 
 # Attention over pages in plain torch: each sequence's pages are gathered and attended densely, one after the other.
 #
@@ -161,8 +157,6 @@ def _gather(memory: Tensor, table: Tensor, start: int, stop: int) -> Tensor:
     return whole[:, start - first * block_tokens : stop - first * block_tokens]
 
 
-# --- Whole sequences -------------------------------------------------------------------------------------------------
-
 # torch's attention of sequences that are computed whole.
 
 
@@ -181,8 +175,8 @@ class WholeAttention:
     def part(self, rows: slice) -> tuple[slice, WholeAttention]:
         """The tokens of neighbouring rows in the batch, and a step of these rows alone, for a thread of its own."""
         before = sum(extent.count for extent in self.extents[: rows.start])
-        chosen = self.extents[rows]
-        return slice(before, before + sum(extent.count for extent in chosen)), WholeAttention(self._layout, chosen)
+        extents = self.extents[rows]
+        return slice(before, before + sum(extent.count for extent in extents)), WholeAttention(self._layout, extents)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant, bias: Bias | None = None

@@ -185,7 +185,7 @@ class _Decode:
         """True if these rows are the whole batch, in its order."""
         self._front = slice(slots[0], slots[-1] + 1)
         self._lowest, self._longest = min(offsets), max(offsets) + 1
-        self._asked = self.rows
+        self._query_rows = self.rows
         self._busy = None
         self._positions = torch.tensor(offsets)
         if slots[-1] - slots[0] >= len(slots):
@@ -193,7 +193,7 @@ class _Decode:
             member = [0] * (slots[-1] + 1 - slots[0])
             for number, slot in enumerate(slots):
                 member[slot - slots[0]] = number
-            self._asked = self.rows[member]
+            self._query_rows = self.rows[member]
             self._positions = self._positions[member]
             self._busy = torch.tensor([slot - slots[0] for slot in slots])
         self._biases: dict[tuple[int | None, bool], Tensor | None] = {}
@@ -205,7 +205,7 @@ class _Decode:
         value = self.pool.values[layer][self._front, :, first : self._longest]
         queries = query.transpose(0, 1)
         if not (self.whole and self._busy is None):
-            queries = queries.index_select(0, self._asked)
+            queries = queries.index_select(0, self._query_rows)
         out = plain_attention.decode(queries, key, value, self._bias(variant, first, query), variant)
         return out if self._busy is None else out.index_select(0, self._busy)
 

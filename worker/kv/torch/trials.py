@@ -10,7 +10,7 @@ from torch import Tensor
 from worker.kv.base import Extent, Variant
 from worker.kv.torch import plain_attention
 from worker.kv.torch.pages import BLOCK_TOKENS, PagedBatch, paged_batch
-from worker.selftest.trial import Case, Request
+from worker.selftest.trial import TrialCase, TrialRequest
 
 SEQUENCES = 8
 
@@ -18,7 +18,7 @@ SEQUENCES = 8
 class Scene:
     """Pages with random keys and values, in random order, and new tokens for some sequences."""
 
-    def __init__(self, request: Request, extents: list[Extent]) -> None:
+    def __init__(self, request: TrialRequest, extents: list[Extent]) -> None:
         shapes = request.shapes
         self.extents = extents
         width = -(-max(extent.end for extent in extents) // BLOCK_TOKENS)
@@ -43,7 +43,9 @@ class Scene:
 
     def exact(self, variant: Variant) -> tuple[Tensor, Tensor]:
         """The result and the memory after it, by plain torch in float64 on the host."""
-        query, key, value, memory = (one.double().cpu() for one in (self.query, self.key, self.value, self.memory))
+        query, key, value, memory = (
+            tensor.double().cpu() for tensor in (self.query, self.key, self.value, self.memory)
+        )
         batch = self.batch
         there = PagedBatch(
             batch.tables.cpu(), batch.owners.cpu(), batch.positions.cpu(), batch.singles.cpu(), batch.chunks
@@ -53,23 +55,23 @@ class Scene:
         return plain_attention.attend(query, key, value, (memory[0], memory[1]), there, plain), memory
 
 
-def _variants(request: Request, sinks: Tensor | None) -> Iterator[tuple[str, Variant]]:
+def _variants(request: TrialRequest, sinks: Tensor | None) -> Iterator[tuple[str, Variant]]:
     shapes = request.shapes
     for window in shapes.windows:
         # A window of the model may be longer than the context of a trial, which would not show it.
-        seen = min(window, request.tokens // 2) or None
-        own = sinks if seen or not shapes.sinks_in_windows else None
+        window_tokens = min(window, request.tokens // 2) or None
+        own_sinks = sinks if window_tokens or not shapes.sinks_in_windows else None
         name = "".join(
             (
-                f", window {seen}" if seen else "",
+                f", window {window_tokens}" if window_tokens else "",
                 ", cap" if shapes.softcap else "",
-                ", sinks" if own is not None else "",
+                ", sinks" if own_sinks is not None else "",
             )
         )
-        yield name, Variant(shapes.head_dim**-0.5, seen, shapes.softcap or None, own)
+        yield name, Variant(shapes.head_dim**-0.5, window_tokens, shapes.softcap or None, own_sinks)
 
 
-def store(request: Request) -> Iterator[Case]:
+def store(request: TrialRequest) -> Iterator[TrialCase]:
     """The whole memory afterwards: new places have the new numbers, all others what they had."""
     from worker.kv.torch.paged_kernels import store as stored
 
@@ -81,10 +83,10 @@ def store(request: Request) -> Iterator[Case]:
         return scene.memory
 
     shape = f"{scene.key.shape[1]} x {scene.key.shape[0]} x {scene.key.shape[2]}"
-    yield Case(shape, scene.memory.dtype, compute, expected, bytes=4 * scene.key.nbytes)
+    yield TrialCase(shape, scene.memory.dtype, compute, expected, bytes=4 * scene.key.nbytes)
 
 
-def decode(request: Request) -> Iterator[Case]:
+def decode(request: TrialRequest) -> Iterator[TrialCase]:
     """One token for each of several sequences, with few and with many parts of the keys."""
     from worker.kv.torch.paged_kernels import decode as decoded
 
@@ -102,10 +104,10 @@ def decode(request: Request) -> Iterator[Case]:
 
             parts = "one part" if splits == 1 else "parts"
             shape = f"{SEQUENCES} x {request.tokens}, {parts}{name}"
-            yield Case(shape, scene.query.dtype, compute, expected, bytes=scene.context_bytes)
+            yield TrialCase(shape, scene.query.dtype, compute, expected, bytes=scene.context_bytes)
 
 
-def prefill(request: Request) -> Iterator[Case]:
+def prefill(request: TrialRequest) -> Iterator[TrialCase]:
     """A first chunk and one that goes on, beside each other."""
     from worker.kv.torch.paged_kernels import prefill as filled
 
@@ -122,4 +124,4 @@ def prefill(request: Request) -> Iterator[Case]:
 
         pairs = sum((extent.offset + extent.end) * extent.count // 2 for extent in scene.extents)
         flops = 4 * pairs * request.shapes.heads * request.shapes.head_dim
-        yield Case(f"{request.tokens} and {half} tokens{name}", scene.query.dtype, compute, expected, flops=flops)
+        yield TrialCase(f"{request.tokens} and {half} tokens{name}", scene.query.dtype, compute, expected, flops=flops)

@@ -45,8 +45,8 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     latent = Latent.of(fields) if family.latent else None
     head_dim = latent.row if latent else fields.get("head_dim") or hidden // heads
     by_layer = _heads_by_layer(config, family, head_dim)
-    for one in by_layer:
-        require(one.head_dim % WHOLE_VECTORS == 0, f"its heads are {one.head_dim} wide")
+    for layer_config in by_layer:
+        require(layer_config.head_dim % WHOLE_VECTORS == 0, f"its heads are {layer_config.head_dim} wide")
     activation: Any = next((fields[name] for name in ACTIVATION_NAMES if name in fields), "silu")
     require(activation in family.activations, f"its activation is {activation}")
     value_dim = None if latent else fields.get("v_head_dim")
@@ -54,7 +54,7 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     require((value_dim or 0) <= head_dim, f"its values are wider than its keys, {value_dim} and {head_dim}")
     recurrent = _recurrent(config, ranks)
     kinds = recurrent.pop("layer_types", None) or _layer_types(config, family, fields)
-    widths = {(kind, one.head_dim) for kind, one in zip(kinds, by_layer, strict=True)}
+    widths = {(kind, layer_config.head_dim) for kind, layer_config in zip(kinds, by_layer, strict=True)}
     require(len(widths) == len(set(kinds)), "heads of layers of one kind differ in width")
     modes = _sharing_modes(kinds, fields.get("num_kv_shared_layers") or 0)
     all_biased = family.biased or bool(fields.get("use_bias"))
@@ -181,16 +181,16 @@ def _latent_scaling(latent: Latent, config: dict[str, Any], family: Family) -> f
         raise ModelFilesError(
             f"config.json has mscale_all_dim = {every!r:.60} among the rotary parameters; give a number."
         )
-    own = mscale(rope.get("factor", 1.0), every)
-    return scale * own * own
+    own_scale = mscale(rope.get("factor", 1.0), every)
+    return scale * own_scale * own_scale
 
 
 def _heads_by_layer(config: dict[str, Any], family: Family, head_dim: int) -> list[SimpleNamespace]:
     """Each layer's width of heads and number of key-value heads, by transformers' names."""
     usual = {"head_dim": head_dim, "num_key_value_heads": validation.kv_heads(config)}
     layers = config["num_hidden_layers"]
-    own = [{}] * layers if family.heads_by_layer is None else family.heads_by_layer(config)
-    return [SimpleNamespace(**usual | one) for one in own]
+    fields_by_layer = [{}] * layers if family.heads_by_layer is None else family.heads_by_layer(config)
+    return [SimpleNamespace(**usual | layer_fields) for layer_fields in fields_by_layer]
 
 
 def _sharing_modes(kinds: list[str], shared: int) -> list[str | None]:
@@ -279,14 +279,14 @@ def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
     experts = family.experts
     assert experts is not None
     count = fields[experts.count]
-    chosen = fields[experts.chosen]
+    experts_per_token = fields[experts.chosen]
     if count == 0:
         return {}
     groups = fields.get("n_group", 1)
     chosen_groups = fields.get("topk_group", 1)
     require(
-        groups == 1 or count // groups * chosen_groups >= chosen,
-        f"{chosen_groups} of its {groups} groups of {count} experts have not the {chosen} of a token",
+        groups == 1 or count // groups * chosen_groups >= experts_per_token,
+        f"{chosen_groups} of its {groups} groups of {count} experts have not the {experts_per_token} of a token",
     )
     inner = fields.get("moe_intermediate_size", fields.get("intermediate_size"))
     shared = fields.get("shared_expert_intermediate_size", fields.get("shared_intermediate_size", inner))
@@ -296,7 +296,7 @@ def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
         require(shared > 0, "it has no shared expert")
     return {
         "num_experts": count,
-        "num_experts_per_tok": chosen,
+        "num_experts_per_tok": experts_per_token,
         "moe_intermediate_size": inner,
         "shared_expert_intermediate_size": shared,
         "sigmoid_scores": experts.sigmoid_scores,

@@ -151,11 +151,11 @@ class NativeModel(ServedModel):
         batch.sampled_count = places.size
         pool = self._plan.threads.address
         compiled = self._plan.threads.library
-        what = ctypes.addressof(model), ctypes.addressof(batch)
-        needed = compiled.furrow_step_room(pool, *what)
+        addresses = ctypes.addressof(model), ctypes.addressof(batch)
+        needed = compiled.furrow_step_room(pool, *addresses)
         if needed > self._room.size:
             self._room = empty(needed, np.uint8)
-        compiled.furrow_step(pool, *what, self._room.ctypes.data)
+        compiled.furrow_step(pool, *addresses, self._room.ctypes.data)
         return logits
 
     def _whole(self, logits: Array) -> Array:
@@ -221,11 +221,11 @@ class Guesses:
         batch.guess_count = self._count
         pool = self._plan.threads.address
         compiled = self._plan.threads.library
-        what = ctypes.addressof(self._plan.model), ctypes.addressof(batch)
-        needed = compiled.furrow_replay_room(pool, *what)
+        addresses = ctypes.addressof(self._plan.model), ctypes.addressof(batch)
+        needed = compiled.furrow_replay_room(pool, *addresses)
         if needed > self._room.size:
             self._room = empty(needed, np.uint8)
-        compiled.furrow_replay(pool, *what, self._room.ctypes.data)
+        compiled.furrow_replay(pool, *addresses, self._room.ctypes.data)
 
 
 def plan_of(model: CausalModel, layout: CacheLayout) -> Plan | None:

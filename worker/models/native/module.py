@@ -15,9 +15,9 @@ class NotNative(Exception):
     """A model that is left to torch; the message says why."""
 
 
-def require(held: bool, otherwise: str) -> None:
-    """Raise NotNative with the reason `otherwise` unless `held`."""
-    if not held:
+def require(condition: bool, otherwise: str) -> None:
+    """Raise NotNative with the reason `otherwise` unless `condition`."""
+    if not condition:
         raise NotNative(otherwise)
 
 
@@ -46,7 +46,9 @@ class Module:
                 yield name, value
             elif isinstance(value, list):
                 several: list[Any] = value
-                yield from ((f"{name}.{index}", one) for index, one in enumerate(several) if isinstance(one, Module))
+                yield from (
+                    (f"{name}.{index}", module) for index, module in enumerate(several) if isinstance(module, Module)
+                )
 
     def modules(self, path: str = "") -> Iterator[tuple[str, Module]]:
         """This one and all below, with their dotted names; a part of two owners comes twice."""
@@ -75,9 +77,9 @@ class Module:
     @property
     def bytes(self) -> int:
         """Of all numbers; those that two parts share count once."""
-        own = {id(one): one for _, part in self.modules() for one in part.own_numbers()}
-        return sum(one.nbytes for one in own.values())
+        arrays = {id(numbers): numbers for _, part in self.modules() for numbers in part.own_numbers()}
+        return sum(array.nbytes for array in arrays.values())
 
     def own_numbers(self) -> Iterator[Any]:
         """The objects with `nbytes` that `bytes` counts for this module."""
-        yield from (one for _, one in self.numbers() if not isinstance(one, Unfilled))
+        yield from (numbers for _, numbers in self.numbers() if not isinstance(numbers, Unfilled))

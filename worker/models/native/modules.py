@@ -27,7 +27,10 @@ def native_meta_model(config: SimpleNamespace, config_json: dict[str, Any]) -> C
     """The model of `config`, its parameters unfilled. Raises NotNative for a rotary embedding that is left to
     transformers."""
     family = FAMILIES[config.model_type]
-    widths = {kind: own.head_dim for kind, own in zip(config.layer_types, config.per_layer_config, strict=True)}
+    widths = {
+        kind: layer_config.head_dim
+        for kind, layer_config in zip(config.layer_types, config.per_layer_config, strict=True)
+    }
     turned = config.latent.turned if config.latent else config.head_dim
     return CausalModel(config, rotaries(config_json, family, turned, widths))
 
@@ -66,10 +69,10 @@ class _Body(Module):
             self.per_layer_model_projection = Linear(config.hidden_size, all_layers, False)
             self.per_layer_projection_norm = _norm(config, width)
         if config.alternation is not None:
-            others = range(1, config.alternation.streams)
-            self.altup_projections = _Several([Linear(config.hidden_size, config.hidden_size, False) for _ in others])
+            further = range(1, config.alternation.streams)
+            self.altup_projections = _Several([Linear(config.hidden_size, config.hidden_size, False) for _ in further])
             self.altup_unembed_projections = _Several(
-                [Linear(config.hidden_size, config.hidden_size, False) for _ in others]
+                [Linear(config.hidden_size, config.hidden_size, False) for _ in further]
             )
 
 
@@ -139,9 +142,9 @@ class _Attention(Module):
     def __init__(self, config: SimpleNamespace, roles: Roles, layer: int) -> None:
         family = FAMILIES[config.model_type]
         hidden = config.hidden_size
-        own = config.per_layer_config[layer]
-        width = own.head_dim
-        shared_heads = own.num_key_value_heads
+        layer_config = config.per_layer_config[layer]
+        width = layer_config.head_dim
+        shared_heads = layer_config.num_key_value_heads
         queries = config.num_attention_heads * width
         shared = shared_heads * width
         value_width = config.v_head_dim or width

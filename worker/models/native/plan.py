@@ -51,7 +51,7 @@ class Mixtures:
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
         self.structs = (Mixture * 0)()
-        self._kept: list[Any] = []
+        self._references: list[Any] = []
 
     def add(self, block: Any, config: Any) -> int:
         """The place of a layer's mixture among `structs`; -1 for a `block` without experts. It is the feed-forward
@@ -76,12 +76,12 @@ class Mixtures:
         correction = next((getattr(owner, CORRECTION) for owner in owners if hasattr(owner, CORRECTION)), None)
         structs = (Expert * len(pairs))(*pairs)
         routing = PackedLinear(router, getattr(gate, "bias", None), [_lossless(router)] * len(router), self._threads)
-        self._kept += [structs, routing, correction]
+        self._references += [structs, routing, correction]
         before_router = Norm()
         if scaled:
             weight = gate.scale * np.float32(config.hidden_size**-0.5)
             before_router = Norm(weight.ctypes.data, config.rms_norm_eps)
-            self._kept += [weight, gate.per_expert_scale]
+            self._references += [weight, gate.per_expert_scale]
         self.structs = (Mixture * (len(self.structs) + 1))(
             *self.structs,
             Mixture(
@@ -113,10 +113,10 @@ def _shared(expert: Any, summed: bool) -> Expert:
     down: PackedLinear = expert.down_proj
     require(down.summed == summed, "its shared expert is whole on each rank")
     names = ("gate_up_proj", "gate_proj_up_proj", "up_proj")
-    both = next((getattr(expert, name) for name in names if hasattr(expert, name)), None)
-    if both is None:
+    gate_up = next((getattr(expert, name) for name in names if hasattr(expert, name)), None)
+    if gate_up is None:
         raise NotNative("its shared expert's layers of one input are no single product")
-    return Expert(both.struct, down.struct)
+    return Expert(gate_up.struct, down.struct)
 
 
 def _lossless(weights: list[NDArray[Any]]) -> str:
@@ -149,8 +149,8 @@ class Plan:
         config = model.config
         body = model.model
         family = FAMILIES[model.config.model_type]
-        for one in layout.layers:
-            require(one.head_dim % WHOLE_VECTORS == 0, f"its heads are {one.head_dim} wide")
+        for layer in layout.layers:
+            require(layer.head_dim % WHOLE_VECTORS == 0, f"its heads are {layer.head_dim} wide")
         self.head = _packed(model.lm_head)
         self.threads = self.head.threads
         rotaries = Rotaries(body.rotaries, config.rope_neighbours)
@@ -160,12 +160,12 @@ class Plan:
         recurrent = RecurrentLayers(layout.state)
         layers = list[Layer]()
         self._ones = list[NDArray[Any]]()
-        for one, kind, rotated in zip(body.layers, config.layer_types, config.rotated, strict=True):
+        for layer, kind, rotated in zip(body.layers, config.layer_types, config.rotated, strict=True):
             beside = None if family.experts is None else family.experts.beside
-            mixture = mixtures.add(getattr(one, "mlp", None) if beside is None else one, config)
-            layers.append(_layer(one, config, family, mixture))
+            mixture = mixtures.add(getattr(layer, "mlp", None) if beside is None else layer, config)
+            layers.append(_layer(layer, config, family, mixture))
             if config.alternation is not None:
-                self._add_alternation(layers[-1], one, config)
+                self._add_alternation(layers[-1], layer, config)
             sparsity = config.sparsity[len(layers) - 1]
             if sparsity > 0:
                 layers[-1].sparse = 1
@@ -174,18 +174,18 @@ class Plan:
             if mixture >= 0 and beside is not None:
                 layers[-1].beside = 1
                 layers[-1].after_network, mixtures.structs[mixture].before, mixtures.structs[mixture].after = (
-                    _norm(getattr(one, name)) for name in beside
+                    _norm(getattr(layer, name)) for name in beside
                 )
             if recurs(kind):
-                module: Any = next(getattr(one, name) for name in RECURRENT if hasattr(one, name))
+                module: Any = next(getattr(layer, name) for name in RECURRENT if hasattr(layer, name))
                 recurrent.add(layers[-1], module)
                 layers[-1].attention_out = _packed(module.out_proj).struct
             if attends(kind):
                 place = sum(map(attends, config.layer_types[: len(layers) - 1]))
                 if config.latent is None:
-                    _add_attention(layers[-1], one.self_attn, family, layout.layers[place], config.v_head_dim)
+                    _add_attention(layers[-1], layer.self_attn, family, layout.layers[place], config.v_head_dim)
                 else:
-                    self._add_latent(layers[-1], one.self_attn, config.latent)
+                    self._add_latent(layers[-1], layer.self_attn, config.latent)
                 if family.value_norm:
                     layers[-1].value = self._unweighted_norm(layers[-1].head_dim, config.rms_norm_eps)
                 layers[-1].slab, layers[-1].cache = layout.places[place]
@@ -225,8 +225,8 @@ class Plan:
     def _add_latent(self, to: Layer, attention: Any, widths: Latent) -> None:
         matrices: PackedHeads = attention.kv_b_proj
         heads = len(matrices.keys)
-        keys = (Linear * heads)(*(one.struct for one in matrices.keys))
-        values = (Linear * heads)(*(one.struct for one in matrices.values))
+        keys = (Linear * heads)(*(matrix.struct for matrix in matrices.keys))
+        values = (Linear * heads)(*(matrix.struct for matrix in matrices.values))
         latent = library.Latent(
             down=_joined(attention, "q_a_proj_kv_a_proj_with_mqa", "kv_a_proj_with_mqa"),
             queries=_joined(attention, "q_b_proj", "q_proj"),
@@ -252,8 +252,8 @@ class Plan:
     def _add_alternation(self, to: Layer, layer: Any, config: Any) -> None:
         by = layer.altup
         scaled = np.ascontiguousarray(by.router_norm.weight / np.float32(config.hidden_size))
-        numbers = [one.weight for one in (by.modality_router, by.prediction_coefs, by.correction_coefs)]
-        router, prediction, correction = (np.ascontiguousarray(one, np.float32) for one in numbers)
+        numbers = [linear.weight for linear in (by.modality_router, by.prediction_coefs, by.correction_coefs)]
+        router, prediction, correction = (np.ascontiguousarray(matrix, np.float32) for matrix in numbers)
         alternation = library.Alternation(
             routed=Norm(scaled.ctypes.data, by.router_norm.eps),
             router=router.ctypes.data,
@@ -271,9 +271,9 @@ class Plan:
         """The fields of a model whose hidden rows are several streams."""
         if config.alternation is None:
             return {}
-        others = config.alternation.streams - 1
+        further = config.alternation.streams - 1
         into, out_of = (
-            (Linear * others)(*(_packed(getattr(owner, str(number))).struct for number in range(others)))
+            (Linear * further)(*(_packed(getattr(owner, str(number))).struct for number in range(further)))
             for owner in (body.altup_projections, body.altup_unembed_projections)
         )
         self._alternations += [into, out_of]
@@ -294,13 +294,13 @@ class Rotaries:
 
     def __init__(self, by_kind: dict[str, Rotary], neighbours: bool) -> None:
         self._kinds = list(by_kind)
-        self.frequencies = [np.ascontiguousarray(one.inv_freq, np.float32) for one in by_kind.values()]
+        self.frequencies = [np.ascontiguousarray(rotary.inv_freq, np.float32) for rotary in by_kind.values()]
         self.structs = (library.Rotary * len(by_kind))(
             *(
                 library.Rotary(
-                    numbers.ctypes.data, one.attention_scaling, 2 * numbers.size, int(neighbours), *one.growth
+                    numbers.ctypes.data, rotary.attention_scaling, 2 * numbers.size, int(neighbours), *rotary.growth
                 )
-                for one, numbers in zip(by_kind.values(), self.frequencies, strict=True)
+                for rotary, numbers in zip(by_kind.values(), self.frequencies, strict=True)
             )
         )
 
@@ -318,7 +318,7 @@ class Rotaries:
 
 def _heads(layers: list[Layer], config: Any) -> int:
     """Query heads of this rank."""
-    first = next(one for one in layers if one.shared_heads)
+    first = next(layer for layer in layers if layer.shared_heads)
     return first.attention_out.inputs // (first.value_dim if config.latent is None else config.latent.value_dim)
 
 
@@ -375,7 +375,7 @@ def _gate(feed_forward: Any, config: Any, family: Family) -> Gate:
 
 def _xielu(learned: Any) -> Gate:
     """As transformers' `XIELUActivation` has it."""
-    positive, negative = (_softplus(one.item()) for one in (learned.alpha_p, learned.alpha_n))
+    positive, negative = (_softplus(parameter.item()) for parameter in (learned.alpha_p, learned.alpha_n))
     linear = learned.beta.item()
     least = learned.eps.item()
     return Gate(XIELU, alone=1, positive=positive, negative=linear + negative, linear=linear, least=least, scale=1.0)
@@ -414,7 +414,7 @@ def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache,
 def _norm(norm: modules.Norm | None) -> Norm:
     if norm is None:
         return Norm(None, 0.0)
-    weight, bias = (address_of(one) for one in (norm.weight, norm.bias))
+    weight, bias = (address_of(numbers) for numbers in (norm.weight, norm.bias))
     return Norm(weight, norm.eps, centered=int(norm.centered), bias=bias)
 
 

@@ -85,8 +85,8 @@ class MambaLayer(Module):
 
 def _output_scales(shape: Mamba, heads: int, groups: int) -> NDArray[np.float32] | None:
     """By output of the first projection, of a rank with so many heads and groups; None where all are 1."""
-    scales = [shape.in_scale * one for one in shape.scales]
-    if all(one == 1 for one in scales):
+    scales = [shape.in_scale * scale for scale in shape.scales]
+    if all(scale == 1 for scale in scales):
         return None
     widths = heads * shape.head_dim, heads * shape.head_dim, groups * shape.state, groups * shape.state, heads
     return np.repeat(np.asarray(scales, np.float32), widths)
@@ -129,7 +129,7 @@ class RecurrentLayers:
     def __init__(self, layout: StateLayout | None) -> None:
         self._layout = layout
         self.structs = (RecurrentLayer * 0)()
-        self._kept: list[Any] = []
+        self._references: list[Any] = []
 
     def add(self, to: Layer, module: Any) -> None:
         """Make `to` a layer with the recurrence `module`, but for its last product. Raises NotNative."""
@@ -137,7 +137,7 @@ class RecurrentLayers:
         if struct is None or self._layout is None:
             raise NotNative(f"its {type(module).__name__} is torch's")
         to.recurrent = len(self.structs)
-        self._kept.append(module)
+        self._references.append(module)
         self.structs = (RecurrentLayer * (to.recurrent + 1))(*self.structs, struct(module, self._layout))
 
 

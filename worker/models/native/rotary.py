@@ -57,9 +57,9 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, widths: Mapp
         nested = [name for name, value in rope.items() if isinstance(value, dict)]
         require(not nested, f"its rotary embeddings differ by layer ({', '.join(nested)})")
         parameters = {"rope_theta": config.get("rope_theta", theta), **rope}
-        own = config.get("original_max_position_embeddings")
-        if own is not None:
-            parameters["original_max_position_embeddings"] = own
+        original = config.get("original_max_position_embeddings")
+        if original is not None:
+            parameters["original_max_position_embeddings"] = original
         if family.latent is not None:
             # The part that is turned is a head of its own here, whatever share of a head it is for files.
             parameters["partial_rotary_factor"] = 1.0
@@ -82,8 +82,8 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, widths: Mapp
             if kind == FULL and scaling:
                 parameters = {**parameters, **scaling}
             parameters = {"rope_theta": theta if name is None else config.get(name, theta), **parameters}
-            own = default[kind]
-            partial = own.get("partial_rotary_factor") if own["rope_type"] == "default" else None
+            defaults = default[kind]
+            partial = defaults.get("partial_rotary_factor") if defaults["rope_type"] == "default" else None
             if partial is not None:
                 # Without a part among the parameters, an embedding of type default turns the class's part.
                 plain = parameters.get("rope_type", "default") == "default"
@@ -107,10 +107,10 @@ def _rotary(config: dict[str, Any], partial: float | None, rope: dict[str, Any],
     kind = rope.get("rope_type", rope.get("type", "default"))
     require(kind in _KINDS or kind == "proportional", f"its rotary embedding is of type {kind}")
     parameters = _Parameters({"original_max_position_embeddings": most, **rope}, most)
-    own = config.get("partial_rotary_factor")
+    share = config.get("partial_rotary_factor")
     if kind == "proportional":
         return _finite(rope, _proportional(parameters, head_dim))
-    part = parameters.number("partial_rotary_factor", own if own is not None else partial or 1.0)
+    part = parameters.number("partial_rotary_factor", share if share is not None else partial or 1.0)
     require(partial is not None or part == 1, f"only {part} of its heads is rotated")
     return _finite(rope, _KINDS[kind](parameters, int(head_dim * part)))
 
@@ -194,9 +194,9 @@ def _yarn(parameters: _Parameters, head_dim: int) -> Rotary:
     factor = parameters.number("factor", parameters.max_positions / length)
     scale = parameters.values.get("attention_factor")
     if scale is None:
-        one = parameters.values.get("mscale")
+        weight = parameters.values.get("mscale")
         every = parameters.values.get("mscale_all_dim")
-        scale = mscale(factor, one) / mscale(factor, every) if one and every else mscale(factor)
+        scale = mscale(factor, weight) / mscale(factor, every) if weight and every else mscale(factor)
 
     def border(rotations: float) -> float:
         return (head_dim * math.log(length / (rotations * 2 * math.pi))) / (2 * math.log(theta))

@@ -37,30 +37,30 @@ class _Widths:
         self.heads = 0
         self.mixtures: list[Any] = []
         place = 0
+        layer: Any
         for layer in model.model.layers:
-            one: Any = layer
-            network = getattr(one, "mlp", None)
-            mixture = one if hasattr(one, "experts") else network if hasattr(network, "experts") else None
+            network = getattr(layer, "mlp", None)
+            mixture = layer if hasattr(layer, "experts") else network if hasattr(network, "experts") else None
             if mixture is not None:
                 self.mixtures.append(mixture)
-            if network is not None and (mixture is None or hasattr(one, "experts")):
+            if network is not None and (mixture is None or hasattr(layer, "experts")):
                 self.inner = max(self.inner, network.down_proj.inputs)
-            recurrent = next((getattr(one, name) for name in RECURRENT if hasattr(one, name)), None)
-            attends = hasattr(one, "self_attn")
-            both = family.parallel or (recurrent is not None and attends)
-            both = both or config.alternation is not None
-            self.sum_rows = max(self.sum_rows, 2 if mixture is not None and beside else int(both))
+            recurrent = next((getattr(layer, name) for name in RECURRENT if hasattr(layer, name)), None)
+            attends = hasattr(layer, "self_attn")
+            sums_branches = family.parallel or (recurrent is not None and attends)
+            sums_branches = sums_branches or config.alternation is not None
+            self.sum_rows = max(self.sum_rows, 2 if mixture is not None and beside else int(sums_branches))
             if recurrent is not None:
                 self._add_recurrent(recurrent, layout, lanes)
             if not attends:
                 continue
             cache, place = layout.layers[place], place + 1
             if config.latent is not None:
-                self.heads = len(one.self_attn.kv_b_proj.keys)
+                self.heads = len(layer.self_attn.kv_b_proj.keys)
                 self.width = (self.heads + 1) * cache.head_dim
             else:
-                self.width = max(self.width, _projected(one.self_attn))
-                self.heads = self.heads or one.self_attn.o_proj.inputs // (config.v_head_dim or cache.head_dim)
+                self.width = max(self.width, _projected(layer.self_attn))
+                self.heads = self.heads or layer.self_attn.o_proj.inputs // (config.v_head_dim or cache.head_dim)
             self.attended = max(self.attended, self.heads * cache.head_dim)
         self.inner = max(
             self.inner, config.hidden_size_per_layer_input, config.alternation.rank if config.alternation else 0
@@ -114,14 +114,14 @@ def scratch_bytes(
     most = max(tokens, rows)
     sizes = _Widths(model, layout, lanes)
     rotaries = model.model.rotaries.values()
-    turn = max((2 * one.inv_freq.size for one in rotaries), default=0)
+    turn = max((2 * rotary.inv_freq.size for rotary in rotaries), default=0)
     streams = model.config.alternation.streams if model.config.alternation else 0
     per_layer = model.config.hidden_size_per_layer_input * model.config.num_hidden_layers
     attention = max(
         (
-            sizes.heads // one.kv_heads * min(tokens, TOGETHER) * (one.head_dim + longest + 2 * lanes)
-            + (0 if layout.element == np.float32 else max(lanes, VALUE_BYTES // (4 * one.head_dim)) * one.head_dim)
-            for one in layout.layers
+            sizes.heads // layer.kv_heads * min(tokens, TOGETHER) * (layer.head_dim + longest + 2 * lanes)
+            + (0 if layout.element == np.float32 else max(lanes, VALUE_BYTES // (4 * layer.head_dim)) * layer.head_dim)
+            for layer in layout.layers
         ),
         default=0,
     )
@@ -171,8 +171,8 @@ def _mixture(model: CausalModel, sizes: _Widths, tokens: int, lanes: int) -> int
     """The scratch memory of the largest mixture of experts."""
     config = model.config
     hidden = model.config.hidden_size
-    shared = max(int(_shared(one) is not None) for one in sizes.mixtures)
-    width = max(max(_widths_of(one)) for one in sizes.mixtures)
+    shared = max(int(_shared(mixture) is not None) for mixture in sizes.mixtures)
+    width = max(max(_widths_of(mixture)) for mixture in sizes.mixtures)
     experts = config.num_experts + shared
     slots = tokens * (config.num_experts_per_tok + shared)
     sizes_in_bytes = (

@@ -43,9 +43,6 @@ def _version(package: str) -> str:
         return "missing"
 
 
-# --- The GPU of a rank -----------------------------------------------------------------------------------------------
-
-
 def use_gpu(device: str) -> None:
     """Compute on the GPU `device` of the form cuda:N. Raises DevicesError where it is absent."""
     index = int(device.partition(":")[2] or 0)

@@ -16,15 +16,8 @@ from control.errors import CompilerMissing, SettingsError
 from worker.collective.base import Link
 from worker.models.native.linear import PackedLinear, kept_as
 from worker.models.shard import (
-    DOWN,
-    UP,
     LinearGroup,
-    RankWeights,
-    first_leaf,
     groups_of,
-    have_biases,
-    have_inputs_first,
-    sizes_of,
 )
 from worker.native.compiled import compiler_missing
 from worker.native.host import INSTALL, INSTEAD
@@ -32,9 +25,7 @@ from worker.native.library import Threads, reason_missing, threads_here
 from worker.selftest.shapes import Shapes
 from worker.tensors import as_array, as_tensor, number_type
 from worker.weights.sharding import ShardPlan, padded_share
-from worker.weights.stored_matrix import StoredMatrix, Weights
-
-# --- Packed weights --------------------------------------------------------------------------------------------------
+from worker.weights.stored_matrix import StoredMatrix
 
 # Packed weights (native/linear.py) as modules of torch, for encoders and models whose forward is not C++.
 
@@ -83,8 +74,6 @@ class PackedEmbedding(nn.Module):
         return rows if self._scale is None else rows * self._scale
 
 
-# --- Weights as they are ---------------------------------------------------------------------------------------------
-
 # Weights as they are: any type, any device.
 
 
@@ -111,8 +100,6 @@ def stacked(parts: list[Tensor], dtype: torch.dtype, device: torch.device) -> Te
     return rows_of_all
 
 
-# --- Embedding tables ------------------------------------------------------------------------------------------------
-
 # Embedding tables apart from a packed head: their rows in 16 bits.
 
 
@@ -122,16 +109,14 @@ class HalfEmbedding(nn.Module):
 
     def __init__(self, embedding: nn.Embedding, rows: Tensor) -> None:
         super().__init__()
-        own = rows.dtype if rows.dtype in (torch.float16, torch.bfloat16) else torch.float16
-        self.weight = nn.Parameter(torch.empty(rows.shape, dtype=own).copy_(rows), requires_grad=False)
+        dtype = rows.dtype if rows.dtype in (torch.float16, torch.bfloat16) else torch.float16
+        self.weight = nn.Parameter(torch.empty(rows.shape, dtype=dtype).copy_(rows), requires_grad=False)
         self._scale: Tensor | None = getattr(embedding, "embed_scale", None)
 
     def forward(self, ids: Tensor) -> Tensor:
         rows = functional.embedding(ids, self.weight).float()
         return rows if self._scale is None else rows * self._scale
 
-
-# --- The layer of a weight -------------------------------------------------------------------------------------------
 
 # Which linear layer holds a model's weights, by what was asked for and what the machine can do.
 
@@ -209,17 +194,15 @@ def _dense(dtype: torch.dtype, device: torch.device, parts: Sequence[Matrix], bi
     return DenseLinear(stacked(plain, dtype, device), None if bias is None else bias.to(device, dtype))
 
 
-def _not_in_cpp(what: str, remedy: str) -> SettingsError:
+def _not_in_cpp(subject: str, remedy: str) -> SettingsError:
     """The error for weights that only C++ computes; CompilerMissing where another start would end alike."""
     reason = reason_missing() or "this model is not served in float32 on a CPU with AVX2"
     missing = bool(reason_missing()) and compiler_missing()
     install = f"{INSTALL} Or: " if missing else ""
     return (CompilerMissing if missing else SettingsError)(
-        f"{what} computed in C++ only, but {reason}. {install}{remedy}"
+        f"{subject} computed in C++ only, but {reason}. {install}{remedy}"
     )
 
-
-# --- Norms -----------------------------------------------------------------------------------------------------------
 
 # RMS norms as one call into torch instead of six.
 
@@ -264,8 +247,6 @@ def _equal(norm: Any) -> FusedRMSNorm | None:
     return None
 
 
-# --- Fusing ----------------------------------------------------------------------------------------------------------
-
 # Linear layers of one input as one product: query, key and value, gate and up, and those of recurrent layers.
 
 
@@ -277,7 +258,9 @@ def linear_groups(model: nn.Module, head: nn.Module) -> Iterator[LinearGroup]:
             name: child for name, child in parent.named_children() if type(child) is nn.Linear and child is not head
         }
         # nn.Linear declares its bias as a parameter, and holds None.
-        yield from groups_of(path, {name: (one.in_features, one.bias is not None) for name, one in linears.items()})
+        yield from groups_of(
+            path, {name: (linear.in_features, linear.bias is not None) for name, linear in linears.items()}
+        )
 
 
 class FusedLinear(nn.Module):
@@ -318,122 +301,6 @@ def install_group(model: nn.Module, group: LinearGroup, linear: nn.Module, width
         # Not a module: saves a look-up and a call through torch's hooks, per layer and step.
         setattr(parent, name, partial(fused.part, index))
 
-
-# --- Experts ---------------------------------------------------------------------------------------------------------
-
-# Experts in torch: transformers keeps those of a layer in few tensors, a CPU that packs them as two layers each. They
-# are read by the names of single experts, however a checkpoint stores them.
-
-
-Combine = Callable[[Tensor], Tensor]
-"""The outputs of the first layer, gate before up → what the last matrix is multiplied by."""
-
-
-class PackedExperts(nn.Module):
-    """The experts of a layer as linear layers: `gate_up[i]` (hidden → 2 · width, or width
-    where they have no gate) and `down[i]` (width → hidden)."""
-
-    def __init__(self, gate_up: list[nn.Module], down: list[nn.Module], combine: Combine | None) -> None:
-        """`combine` is None where C++ computes them."""
-        super().__init__()
-        self.gate_up = nn.ModuleList(gate_up)
-        self.down = nn.ModuleList(down)
-        self._combine = combine
-
-    def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """hidden (T, hidden), chosen (T, k) experts with their weights (T, k) → (T, hidden)."""
-        assert self._combine is not None
-        out = torch.zeros_like(hidden)
-        for expert in chosen.unique().tolist():
-            tokens, places = torch.where(chosen == expert)
-            outputs = self.down[expert](self._combine(self.gate_up[expert](hidden[tokens])))
-            out.index_add_(0, tokens, outputs * weights[tokens, places, None])
-        return out
-
-
-class PackedExpertsOfAll(PackedExperts):
-    """The same of a type whose experts get every row, multiplied by its weight: 0 where an expert was not chosen."""
-
-    def forward(self, weighted: Tensor) -> Tensor:  # type: ignore[override]  # as the module that it replaces
-        """weighted (experts · T, hidden), the rows of an expert side by side → the same shape."""
-        assert self._combine is not None
-        rows = weighted.chunk(len(self.gate_up))
-        pairs = zip(self.gate_up, self.down, rows, strict=True)
-        return torch.cat([down(self._combine(first(inputs))) for first, down, inputs in pairs])
-
-
-def clamped_swiglu(both: Tensor, slope: float, limit: float) -> Tensor:
-    """The gate of gpt_oss (transformers, models/gpt_oss/modeling_gpt_oss.py)."""
-    gate, up = both.chunk(2, dim=-1)
-    gate = gate.clamp(max=limit)
-    up = up.clamp(-limit, limit)
-    return (up + 1) * gate * torch.sigmoid(slope * gate)
-
-
-def packed_experts(
-    weights: RankWeights, name: str, module: Any, converted: Callable[[str, Weights], Any], pack: Pack
-) -> PackedExperts:
-    """The rank's part of the experts `module`, named `name`, each expert read and packed by itself. `converted` takes
-    a tensor's name and its part as stored, and gives what `pack` takes."""
-    first = first_leaf(module)
-    layers: dict[str, list[nn.Module]] = {first: [], DOWN: []}
-    sizes = sizes_of(module, weights.family)
-    for leaf, linears in layers.items():
-        for expert in range(getattr(module, leaf).shape[0]):
-            parts = weights.expert(name, leaf, sizes, expert)
-            bias = torch.cat(_biases(weights, name, leaf, sizes, expert)) if have_biases(module) else None
-            linears.append(pack([converted(stored, part) for stored, part in parts], bias))
-    mixture = weights.family.experts
-    kind = PackedExpertsOfAll if mixture is not None and mixture.weighted_inputs else PackedExperts
-    return kind(layers[first], layers[DOWN], _combine(module))
-
-
-def read_experts(weights: RankWeights, name: str, leaf: str, module: Any) -> Any:
-    """The rank's part of what transformers' `module`, named `name`, of a layer's experts has as `leaf`."""
-    what = leaf.removesuffix("_bias")
-    sizes = sizes_of(module, weights.family)
-    experts = range(getattr(module, leaf).shape[0])
-    if leaf != what:
-        return torch.stack([_in_turn(_biases(weights, name, what, sizes, expert)) for expert in experts])
-    matrices = ([tensor_of(part) for _, part in weights.expert(name, what, sizes, expert)] for expert in experts)
-    if have_biases(module):
-        return torch.stack([_in_turn(parts).T for parts in matrices])
-    stacked = torch.stack([torch.cat(parts) for parts in matrices])
-    return stacked.transpose(1, 2) if have_inputs_first(module, weights.family) else stacked
-
-
-def tensor_of(stored: Any) -> Any:
-    """A stored array as a tensor over the same memory; a `StoredMatrix` is itself."""
-    return stored if isinstance(stored, StoredMatrix | Tensor) else as_tensor(stored)
-
-
-def _biases(weights: RankWeights, name: str, leaf: str, sizes: tuple[int, int], expert: int) -> list[Tensor]:
-    return [tensor_of(part) for part in weights.expert_biases(name, leaf, sizes, expert)]
-
-
-def _combine(module: Any) -> Combine | None:
-    """None for modules without an activation of their own."""
-    if hasattr(module, "alpha"):
-        return partial(clamped_swiglu, slope=module.alpha, limit=module.limit)
-    if not hasattr(module, "act_fn"):
-        return None
-    activation = module.act_fn
-    if first_leaf(module) == UP:
-        return activation
-
-    def gated(both: Tensor) -> Tensor:
-        gate, up = both.chunk(2, dim=-1)
-        return activation(gate) * up
-
-    return gated
-
-
-def _in_turn(parts: list[Tensor]) -> Tensor:
-    """A row of each part in turn."""
-    return torch.stack(parts, dim=1).flatten(0, 1)
-
-
-# --- Modules of several ranks ----------------------------------------------------------------------------------------
 
 # The modules that replace transformers' where ranks must exchange something. They exist only at tp 2 and more.
 

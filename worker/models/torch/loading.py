@@ -23,6 +23,7 @@ from worker.models.native.modules import LAYERS_TABLE
 from worker.models.served import ServedModel
 from worker.models.shard import RankWeights, Shard, are_experts, rounded
 from worker.models.torch import layers
+from worker.models.torch.experts import packed_experts, read_experts, tensor_of
 from worker.models.torch.layers import (
     DenseLinear,
     HalfEmbedding,
@@ -32,7 +33,6 @@ from worker.models.torch.layers import (
     fuse_norms,
     packing,
     stacked,
-    tensor_of,
 )
 from worker.models.torch.meta_model import CHUNKED, GROWTH, WINDOW
 from worker.models.torch.pooled import Pooler, label_head, load_encoder, load_pooler, show_hidden_states
@@ -63,10 +63,10 @@ def load(shard: Shard, kinds: Iterable[str] | None, shapes: Shapes | None) -> Se
         return load_encoder(shard.files, pooling, shard.link.collective, torch_type(shard.stored), where, shard.tell)
     from worker.models.torch.meta_model import configuration, meta_model  # only here: encoders do without transformers
 
-    one = _Load(
+    loading = _Load(
         shard, torch_type(shard.dtype), where, packing(shard.quant, torch_type(shard.dtype), where, kinds, shapes)
     )
-    return one.served(one.filled(meta_model(configuration(config), one.dtype, where)))
+    return loading.served(loading.filled(meta_model(configuration(config), loading.dtype, where)))
 
 
 def prepare(config: dict[str, Any], dtype: np.dtype[Any]) -> None:
@@ -177,9 +177,6 @@ def _fuse(model: Any, dtype: torch.dtype, device: torch.device) -> None:
         fuse(model)
 
 
-# --- Weights ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class WeightLoader:
     """Loads a model's weights. `packing` makes the linear layers; `quantizer` makes blocks of the weights of linear
@@ -255,7 +252,7 @@ class WeightLoader:
             return
         for name, module in list(self.model.named_modules()):
             if are_experts(name):
-                packed = layers.packed_experts(self._weights, name, module, self._converted, self.packing.pack)
+                packed = packed_experts(self._weights, name, module, self._converted, self.packing.pack)
                 self.model.set_submodule(name, packed)
                 self._done()
 
@@ -328,7 +325,7 @@ class WeightLoader:
     def _read(self, module: str, leaf: str, parameter: Tensor) -> Any:
         """This rank's part of a parameter. What is no linear layer here has plain numbers, also of a stored matrix."""
         if are_experts(module):
-            stored = layers.read_experts(self._weights, module, leaf, self.model.get_submodule(module))
+            stored = read_experts(self._weights, module, leaf, self.model.get_submodule(module))
             return stored if leaf.endswith("bias") else self._rounded(stored)
         stored = self._weights.read(module, leaf, tuple(parameter.shape))
         if isinstance(stored, StoredMatrix):

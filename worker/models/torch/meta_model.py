@@ -20,8 +20,6 @@ from worker.kv.base import Attention, Variant
 from worker.models.served import are_in_model
 from worker.repository.multimodal import FIELD
 
-# --- Attention function ----------------------------------------------------------------------------------------------
-
 # The one attention function that every served model calls, in place of transformers' own.
 
 
@@ -71,7 +69,7 @@ def attend(
     width = value.shape[-1]
     if width != key.shape[-1]:  # the cache has one width for both
         most = max(width, key.shape[-1])
-        query, key, value = (pad(one, (0, most - one.shape[-1])) for one in (query, key, value))
+        query, key, value = (pad(tensor, (0, most - tensor.shape[-1])) for tensor in (query, key, value))
     return cache_step.attend(layer, query[0], key[0], value[0], variant)[..., :width].unsqueeze(0), None
 
 
@@ -81,9 +79,6 @@ def _grown(growth: tuple[float, float, float], step: Any, like: Tensor) -> Tenso
     places = [torch.arange(extent.offset, extent.end, dtype=torch.float64) for extent in step.extents]
     factors = 1 + scale * torch.log1p(((torch.cat(places) + offset) / period).floor())
     return factors.unsqueeze(1).to(like)
-
-
-# --- Meta model ------------------------------------------------------------------------------------------------------
 
 
 CPU = torch.device("cpu")

@@ -20,6 +20,7 @@ from torch.nn import functional
 from control.errors import ModelFilesError
 from worker.collective import Collective
 from worker.collective.base import Link
+from worker.families.encoders import ENCODERS, first_position, renamed
 from worker.families.parts import SLIDING
 from worker.kv.base import Variant, WholeLayout
 from worker.kv.torch.plain_attention import Bias, WholeAttention
@@ -27,7 +28,7 @@ from worker.models.served import Batch
 from worker.models.torch.layers import packing
 from worker.models.torch.served import TorchModel
 from worker.repository.files import ModelFiles
-from worker.repository.pooling import ENCODERS, Activation, Pool, Pooling, first_position, renamed
+from worker.repository.pooling import Activation, Pool, Pooling
 from worker.tensors import as_tensor, number_type
 from worker.weights.checkpoint import Checkpoint, checked
 from worker.weights.safetensors_header import read_headers, text_tensors
@@ -80,8 +81,6 @@ def _alone() -> None:
     torch.get_num_threads()  # the first call in a thread takes the process's number: it must precede the thread's own
     torch.set_num_threads(1)
 
-
-# --- Hidden states to vectors and scores ----------------------------------------------------------------------------
 
 # From the hidden states of a batch to a vector or a score of each sequence.
 
@@ -142,8 +141,6 @@ def _tensor(values: Any) -> Tensor:
     return values if isinstance(values, Tensor) else as_tensor(values)
 
 
-# --- Encoders of BERT's form ----------------------------------------------------------------------------------------
-
 # Encoders of BERT's form over a flat batch, with BERT's names of parameters: BERT, RoBERTa, DistilBERT, MPNet.
 #
 # Source: Devlin et al., BERT; Song et al., MPNet. The order of norms, the positions and the heads are those of
@@ -162,21 +159,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 _BUCKETS = 32
 
 
-class Linear(nn.Linear):
+class UninitializedLinear(nn.Linear):
     """Its parameters come from a checkpoint: to initialise them on the meta device would import torch's compiler."""
 
     def reset_parameters(self) -> None:
         pass
 
 
-class Embedding(nn.Embedding):
-    """As `Linear`."""
+class UninitializedEmbedding(nn.Embedding):
+    """As `UninitializedLinear`."""
 
     def reset_parameters(self) -> None:
         pass
 
 
-class Encoder(nn.Module):
+class FlatEncoder(nn.Module):
     """An encoder over a flat batch; a caller's `logits` are the hidden states of the places that it wants."""
 
     layers: nn.ModuleList
@@ -216,7 +213,7 @@ class Encoder(nn.Module):
         return SimpleNamespace(logits=torch.cat(parts)[logits_to_keep].unsqueeze(0))
 
 
-class BertEncoder(Encoder):
+class BertEncoder(FlatEncoder):
     def __init__(self, config: dict[str, Any], threads: RowThreads) -> None:
         super().__init__(config, threads)
         self.embeddings = _Embeddings(config)
@@ -225,7 +222,7 @@ class BertEncoder(Encoder):
         self.layers = self.encoder.layer
         self._relative = ENCODERS[config["model_type"]].relative
         if self._relative:
-            self.encoder.relative_attention_bias = Embedding(_BUCKETS, config["num_attention_heads"])
+            self.encoder.relative_attention_bias = UninitializedEmbedding(_BUCKETS, config["num_attention_heads"])
 
     def hidden(self, ids: Tensor, positions: Tensor, types: Tensor, step: WholeAttention) -> Tensor:
         hidden = self.embeddings(ids, positions, types)
@@ -257,9 +254,9 @@ class _Embeddings(nn.Module):
         super().__init__()
         hidden = config["hidden_size"]
         types = config.get("type_vocab_size", 2) if ENCODERS[config["model_type"]].types else 0
-        self.word_embeddings = Embedding(config["vocab_size"], hidden)
-        self.position_embeddings = Embedding(config["max_position_embeddings"], hidden)
-        self.token_type_embeddings = Embedding(types, hidden) if types else None
+        self.word_embeddings = UninitializedEmbedding(config["vocab_size"], hidden)
+        self.position_embeddings = UninitializedEmbedding(config["max_position_embeddings"], hidden)
+        self.token_type_embeddings = UninitializedEmbedding(types, hidden) if types else None
         self.LayerNorm = _norm(config)
         self._first = first_position(config)
         self._types = types
@@ -280,7 +277,7 @@ class _Layer(nn.Module):
         self.attention.self = _Attention(config, index)
         self.attention.output = _Output(config, hidden)
         self.intermediate = nn.Module()
-        self.intermediate.dense = Linear(hidden, inner)
+        self.intermediate.dense = UninitializedLinear(hidden, inner)
         self.output = _Output(config, inner)
         self._activation = ACTIVATIONS[config.get("hidden_act", "gelu")]
 
@@ -294,7 +291,7 @@ class _Attention(nn.Module):
     def __init__(self, config: dict[str, Any], index: int) -> None:
         super().__init__()
         hidden = config["hidden_size"]
-        self.query, self.key, self.value = (Linear(hidden, hidden) for _ in range(3))
+        self.query, self.key, self.value = (UninitializedLinear(hidden, hidden) for _ in range(3))
         self._index = index
         self._heads = config["num_attention_heads"]
         self._variant = Variant(scaling=(hidden // self._heads) ** -0.5)
@@ -312,7 +309,7 @@ class _Output(nn.Module):
 
     def __init__(self, config: dict[str, Any], inputs: int) -> None:
         super().__init__()
-        self.dense = Linear(inputs, config["hidden_size"])
+        self.dense = UninitializedLinear(inputs, config["hidden_size"])
         self.LayerNorm = _norm(config)
 
     def forward(self, hidden: Tensor, before: Tensor) -> Tensor:
@@ -323,8 +320,6 @@ def _norm(config: dict[str, Any]) -> nn.LayerNorm:
     return nn.LayerNorm(config["hidden_size"], eps=config.get("layer_norm_eps", 1e-12))
 
 
-# --- ModernBERT -----------------------------------------------------------------------------------------------------
-
 # ModernBERT over a flat batch, with its parameters' names: norms before, rotary positions, gates, local layers.
 #
 # Source: Warner et al., ModernBERT; the order of norms, gates and windows is that of transformers' modules.
@@ -334,11 +329,11 @@ Turn = tuple[Tensor, Tensor]
 """Cosines and sines (T, head dim) of a type of layer."""
 
 
-class ModernEncoder(Encoder):
+class ModernEncoder(FlatEncoder):
     def __init__(self, config: dict[str, Any], threads: RowThreads) -> None:
         super().__init__(config, threads)
         self.embeddings = nn.Module()
-        self.embeddings.tok_embeddings = Embedding(config["vocab_size"], config["hidden_size"])
+        self.embeddings.tok_embeddings = UninitializedEmbedding(config["vocab_size"], config["hidden_size"])
         self.embeddings.norm = _modern_norm(config)
         self.layers = nn.ModuleList(_ModernLayer(config, index) for index in range(config["num_hidden_layers"]))
         self.final_norm = _modern_norm(config)
@@ -379,8 +374,8 @@ class _ModernAttention(nn.Module):
         super().__init__()
         hidden = config["hidden_size"]
         biased = config.get("attention_bias", False)
-        self.Wqkv = Linear(hidden, 3 * hidden, bias=biased)
-        self.Wo = Linear(hidden, hidden, bias=biased)
+        self.Wqkv = UninitializedLinear(hidden, 3 * hidden, bias=biased)
+        self.Wo = UninitializedLinear(hidden, hidden, bias=biased)
         self._index = index
         self._heads = config["num_attention_heads"]
         local = config["layer_types"][index] == SLIDING
@@ -401,8 +396,8 @@ class _Gated(nn.Module):
         hidden = config["hidden_size"]
         inner = config["intermediate_size"]
         biased = config.get("mlp_bias", False)
-        self.Wi = Linear(hidden, 2 * inner, bias=biased)
-        self.Wo = Linear(inner, hidden, bias=biased)
+        self.Wi = UninitializedLinear(hidden, 2 * inner, bias=biased)
+        self.Wo = UninitializedLinear(inner, hidden, bias=biased)
         self._activation = ACTIVATIONS[config.get("hidden_act", "gelu")]
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -422,8 +417,6 @@ def _modern_norm(config: dict[str, Any]) -> nn.LayerNorm:
     return nn.LayerNorm(config["hidden_size"], eps=config.get("norm_eps", 1e-5), bias=bias)
 
 
-# --- Loading --------------------------------------------------------------------------------------------------------
-
 # Loads the parts of a model for vectors or scores: an encoder, projections, and a head that changes nothing.
 
 
@@ -431,7 +424,7 @@ _PREFIXES = ("", "bert.", "roberta.", "model.", "mpnet.", "distilbert.")
 _OLDER = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 
 
-class Reader:
+class ParameterReader:
     """Reads tensors as parameters of one type on one device."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
@@ -466,7 +459,7 @@ def load_encoder(
     with torch.device("meta"):
         encoder = (ModernEncoder if family.rotary else BertEncoder)(config, threads).eval()
     with Checkpoint(text_tensors(files.tensors)) as checkpoint:
-        read = Reader(checkpoint, dtype, device)
+        read = ParameterReader(checkpoint, dtype, device)
         prefix = _prefix(read, f"embeddings.{'tok' if family.rotary else 'word'}_embeddings.weight")
         for name, module in encoder.named_modules():
             for leaf, parameter in list(module.named_parameters(recurse=False)):
@@ -485,7 +478,7 @@ def load_pooler(pooling: Pooling, dtype: torch.dtype, device: torch.device, head
     projections = list(head)
     for dense in pooling.dense:
         with Checkpoint(read_headers([Path(dense.weights)])) as checkpoint:
-            read = Reader(checkpoint, dtype, device)
+            read = ParameterReader(checkpoint, dtype, device)
             weight = read("linear.weight", [dense.outputs, dense.inputs])
             bias = read("linear.bias", [dense.outputs]) if dense.bias else None
             projections.append(Projection(weight, bias, dense.activation))
@@ -497,7 +490,7 @@ def label_head(files: ModelFiles, pooling: Pooling, dtype: torch.dtype, device: 
     if pooling.labels is None:
         return []
     with Checkpoint(text_tensors(files.tensors)) as checkpoint:
-        read = Reader(checkpoint, dtype, device)
+        read = ParameterReader(checkpoint, dtype, device)
         name = "lm_head.weight" if "lm_head.weight" in read else "model.embed_tokens.weight"
         rows = read(name, [files.config["vocab_size"], files.config["hidden_size"]], list(pooling.labels))
     return [Projection(rows[:1] - rows[1:], None, pooling.activation)]
@@ -510,7 +503,7 @@ def show_hidden_states(model: Any, dtype: torch.dtype, device: torch.device) -> 
     model.set_output_embeddings(packing(None, dtype, device).pack([identity], None))
 
 
-def _classifier(config: dict[str, Any], pooling: Pooling, read: Reader) -> list[Projection]:
+def _classifier(config: dict[str, Any], pooling: Pooling, read: ParameterReader) -> list[Projection]:
     """The head of a cross-encoder: BERT's pooler and classifier, or RoBERTa's classifier of two layers."""
     hidden = config["hidden_size"]
     if "classifier.out_proj.weight" in read:
@@ -525,7 +518,7 @@ def _classifier(config: dict[str, Any], pooling: Pooling, read: Reader) -> list[
     ]
 
 
-def _stored(read: Reader, name: str) -> str:
+def _stored(read: ParameterReader, name: str) -> str:
     """The name of a parameter in the checkpoint, which may have a norm's older one."""
     for newer, older in _OLDER.items():
         if name not in read and name.endswith(newer):
@@ -533,7 +526,7 @@ def _stored(read: Reader, name: str) -> str:
     return name
 
 
-def _prefix(read: Reader, name: str) -> str:
+def _prefix(read: ParameterReader, name: str) -> str:
     """The beginning of the checkpoint's names before `name`."""
     for prefix in _PREFIXES:
         if f"{prefix}{name}" in read:

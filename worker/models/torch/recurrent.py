@@ -63,8 +63,6 @@ class GatedConvolution(nn.Module):
         return mixed if self.bias is None else mixed + self.bias.to(inputs.dtype)
 
 
-# --- The gated delta rule -------------------------------------------------------------------------------------------
-
 # Linear attention by the gated delta rule (https://arxiv.org/abs/2412.06464), computed by torch.
 
 
@@ -168,8 +166,6 @@ class GatedDelta(nn.Module):
         return (heads * scale).repeat_interleave(self.group, dim=1)
 
 
-# --- Mamba-2 --------------------------------------------------------------------------------------------------------
-
 # Mamba-2 layers (https://arxiv.org/abs/2405.21060), computed by torch.
 
 
@@ -250,9 +246,9 @@ class MambaLayer(nn.Module):
         matrices = state.matrices(self.layer)
         keeping = (self.decay * steps).exp()
         for token in range(len(inputs)):
-            added = values[token] * steps[token, :, None]
+            increment = values[token] * steps[token, :, None]
             matrices.mul_(keeping[token, :, None, None])
-            matrices.add_(into[token, :, :, None] * added[:, None, :])
+            matrices.add_(into[token, :, :, None] * increment[:, None, :])
             read = torch.einsum("hsd,hs->hd", matrices, out_of[token])
             out[token] = (read + self.skip[:, None] * values[token]).flatten()
 
@@ -278,9 +274,6 @@ class MambaLayer(nn.Module):
             squares = self._link.collective.all_reduce(every)[:, self.first_group].view_as(squares)
         scale = torch.rsqrt(squares / self.group_width + self.eps)
         return (by_group * scale).flatten(1) * self.norm_weight.to(gated.dtype)
-
-
-# --- In a model -----------------------------------------------------------------------------------------------------
 
 
 def install(model: Any, recurrent: Recurrence, link: Link) -> None:

@@ -10,7 +10,7 @@ import torch
 from worker.models.torch.layers import NativeLinear
 from worker.native.host import thread_count
 from worker.native.library import Threads, load_library
-from worker.selftest.trial import Case, NotAvailable, Request
+from worker.selftest.trial import NotAvailable, TrialCase, TrialRequest
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 MOST_WEIGHTS = 2**24
@@ -18,7 +18,7 @@ MOST_WEIGHTS = 2**24
 INT8_TOLERANCE = 3e-2
 
 
-def cpp(request: Request) -> Iterator[Case]:
+def cpp(request: TrialRequest) -> Iterator[TrialCase]:
     if request.device.type != "cpu":
         raise NotAvailable("it computes on CPUs")
     loaded = load_library()
@@ -37,13 +37,15 @@ def cpp(request: Request) -> Iterator[Case]:
                 yield _product(request, inputs, min(outputs, MOST_WEIGHTS // inputs), kind, rows, threads)
 
 
-def _product(request: Request, inputs: int, outputs: int, kind: torch.dtype, rows: int, threads: Threads) -> Case:
+def _product(
+    request: TrialRequest, inputs: int, outputs: int, kind: torch.dtype, rows: int, threads: Threads
+) -> TrialCase:
     weights = request.random(outputs, inputs).float()
     stored = weights if kind == torch.int8 else weights.to(kind)
     linear = NativeLinear([stored], None, [kind], threads)
     x = request.random(rows, inputs).float()
     expected = x.double() @ stored.double().t()
-    return Case(
+    return TrialCase(
         f"{rows} x {inputs} x {outputs}, {str(kind).removeprefix('torch.')} weights",
         torch.float32,
         lambda: linear(x),

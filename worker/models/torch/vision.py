@@ -40,8 +40,6 @@ def patches(image: Tensor, patch: int, merge: int, frames: int) -> Tensor:
     return cut.reshape(rows * columns, channels * frames * patch * patch)
 
 
-# --- Rotary positions -----------------------------------------------------------------------------------------------
-
 # Rotary embeddings of sequences with images: a token has a position in time, one in height and one in width (mRoPE).
 #
 # https://arxiv.org/abs/2409.12191; qwen3_vl interleaves the sections.
@@ -69,12 +67,9 @@ class SectionedRotary(nn.Module):
         if self.positions is None:
             return self.inner(x, position_ids)
         angles = self.positions[self._axes].T.float() * self.inner.inv_freq.float()
-        both = torch.cat((angles, angles), dim=-1).unsqueeze(0)
+        doubled = torch.cat((angles, angles), dim=-1).unsqueeze(0)
         scale = self.inner.attention_scaling
-        return (both.cos() * scale).to(x.dtype), (both.sin() * scale).to(x.dtype)
-
-
-# --- The tower ------------------------------------------------------------------------------------------------------
+        return (doubled.cos() * scale).to(x.dtype), (doubled.sin() * scale).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -86,7 +81,7 @@ class Features:
     layers: NDArray[Any]
 
 
-class Encoder(Protocol):
+class ImageEncoder(Protocol):
     """transformers' modules of an image part, with the weights of the checkpoint."""
 
     @property
@@ -104,7 +99,7 @@ class Encoder(Protocol):
 class VisionTower:
     """Encodes one image at a time. `progress` changes with each layer, for any thread."""
 
-    def __init__(self, part: ImagePart, encoder: Encoder, axes: Tensor | None) -> None:
+    def __init__(self, part: ImagePart, encoder: ImageEncoder, axes: Tensor | None) -> None:
         """`axes`: by which axis each frequency of a head turns; None where a token has one position."""
         self.input = part.input
         self.axes = axes
@@ -137,8 +132,6 @@ class VisionTower:
         return Features(as_array(rows), as_array(layers))
 
 
-# --- The encoder of gemma3 ------------------------------------------------------------------------------------------
-
 # The encoder of gemma3: SigLIP over all patches of an image, whose outputs are averaged by neighbours and projected to
 # the width of the text part.
 
@@ -167,8 +160,6 @@ class SiglipEncoder(nn.Module):
         return rows, rows.new_empty(0, *rows.shape)
 
 
-# --- The encoder of Qwen --------------------------------------------------------------------------------------------
-
 # The encoder of Qwen's models with images: patches of any number of rows and columns, merged by neighbours.
 
 
@@ -195,8 +186,6 @@ class QwenEncoder(nn.Module):
         deep = getattr(encoded, "deepstack_features", ())
         return rows, torch.stack(list(deep)) if len(deep) else rows.new_empty(0, *rows.shape)
 
-
-# --- Loading --------------------------------------------------------------------------------------------------------
 
 # Loads a vision tower: transformers' modules in the model's type, never packed, with the weights of the checkpoint.
 

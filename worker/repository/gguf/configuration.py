@@ -25,10 +25,12 @@ def configuration(model: GgufModel) -> dict[str, Any]:
     hidden = model.whole(f"{name}.embedding_length")
     heads = model.whole(f"{name}.attention.head_count")
     width = model.whole(f"{name}.attention.key_length", hidden // heads)
-    for key, what in ((f"{name}.attention.value_length", "values"), (f"{name}.rope.dimension_count", "rotated parts")):
-        partial = (what == "rotated parts" and (family.recurrent is not None or kind.partial)) or family.latent
-        if (other := model.whole(key, width)) != width and not partial:
-            raise UnsupportedArchitecture(f"{model.files[0]}: heads are {width} wide and their {what} {other} ({key}).")
+    for key, part in ((f"{name}.attention.value_length", "values"), (f"{name}.rope.dimension_count", "rotated parts")):
+        partial = (part == "rotated parts" and (family.recurrent is not None or kind.partial)) or family.latent
+        if (stored_width := model.whole(key, width)) != width and not partial:
+            raise UnsupportedArchitecture(
+                f"{model.files[0]}: heads are {width} wide and their {part} {stored_width} ({key})."
+            )
     common = {
         "model_type": family.model_type,
         "hidden_size": hidden,
@@ -53,8 +55,8 @@ def configuration(model: GgufModel) -> dict[str, Any]:
 def _epsilon(model: GgufModel, is_rms: bool) -> float:
     """Of norms. Files of nemotron_h, whose norms are RMS norms, have it under the other name."""
     prefix = f"{model.architecture}.attention.layer_norm_"
-    named = f"{prefix}rms_epsilon" if is_rms else f"{prefix}epsilon"
-    return model.real(named if named in model.fields or not is_rms else f"{prefix}epsilon")
+    key = f"{prefix}rms_epsilon" if is_rms else f"{prefix}epsilon"
+    return model.real(key if key in model.fields or not is_rms else f"{prefix}epsilon")
 
 
 def _key_value_heads(model: GgufModel, heads: int, kind: Gguf) -> int:
@@ -121,10 +123,10 @@ def _rotary_parameters(model: GgufModel, width: int, kind: Gguf) -> dict[str, An
     if scaling == "linear":
         return base | {"rope_type": "linear", "factor": factor}
     prefix = f"{name}.rope.scaling.yarn_"
-    read = {prefix + one for one in (*BETAS, *(("log_multiplier",) if kind.yarn_logarithm else ()))}
+    read = {prefix + name for name in (*BETAS, *(("log_multiplier",) if kind.yarn_logarithm else ()))}
     if scaling == "yarn" and not {key for key in model.fields if key.startswith(prefix)} - read:
         original = model.whole(f"{name}.rope.scaling.original_context_length")
-        betas = {one: model.real(prefix + one, default) for one, default in BETAS.items()}
+        betas = {name: model.real(prefix + name, default) for name, default in BETAS.items()}
         return base | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **betas}
     raise UnsupportedArchitecture(
         f"{model.files[0]}: {name}.rope.scaling.type is {scaling[:40]!r}, or has parameters that are not supported. "
@@ -141,7 +143,7 @@ def _llama3(model: GgufModel, theta: float, width: int) -> dict[str, Any]:
     original, high = _original_length(factors, periods, factor), HIGH
     expected = [_factor(period, factor, original) for period in periods]
     pairs = zip(factors, expected, strict=True)
-    if not all(math.isclose(one, other, rel_tol=TOLERANCE) for one, other in pairs):
+    if not all(math.isclose(actual, expected, rel_tol=TOLERANCE) for actual, expected in pairs):
         original, high = _length_of_step(factors, periods, factor), LOW
     if original is None:
         raise UnsupportedArchitecture(
@@ -158,9 +160,9 @@ def _original_length(factors: tuple[float, ...], periods: list[float], factor: f
         if 1 + TOLERANCE < one < factor * (1 - TOLERANCE):
             smooth = (1 / one - 1 / factor) / (1 - 1 / factor)
             return max(1, round(2 * math.pi * period * (smooth * (HIGH - LOW) + LOW)))
-    unscaled = [period for one, period in zip(factors, periods, strict=True) if one <= 1 + TOLERANCE]
+    unscaled = [period for factor, period in zip(factors, periods, strict=True) if factor <= 1 + TOLERANCE]
     least = 2 * math.pi * max(unscaled, default=0.0) * HIGH
-    scaled = [period for one, period in zip(factors, periods, strict=True) if one > 1 + TOLERANCE]
+    scaled = [period for factor, period in zip(factors, periods, strict=True) if factor > 1 + TOLERANCE]
     most = 2 * math.pi * min(scaled, default=math.inf) * LOW
     return USUAL_LENGTH if least < USUAL_LENGTH < most else math.ceil(least) + 1
 
@@ -168,8 +170,8 @@ def _original_length(factors: tuple[float, ...], periods: list[float], factor: f
 def _length_of_step(factors: tuple[float, ...], periods: list[float], factor: float) -> int | None:
     """The original length where all frequencies up to one are as they are, and all others divided by the factor, as of
     Llama 4, whose two borders are one; None for other factors."""
-    stays = [math.isclose(one, 1.0, rel_tol=TOLERANCE) for one in factors]
-    divided = [math.isclose(one, factor, rel_tol=TOLERANCE) for one in factors]
+    stays = [math.isclose(value, 1.0, rel_tol=TOLERANCE) for value in factors]
+    divided = [math.isclose(value, factor, rel_tol=TOLERANCE) for value in factors]
     count = sum(stays)
     if not 0 < count < len(factors) or not all(stays[:count]) or not all(divided[count:]):
         return None

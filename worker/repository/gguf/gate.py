@@ -40,14 +40,14 @@ def check(model: GgufModel, config: dict[str, Any], spec: ModelSpec, devices: Se
     """Raise ModelFilesError, UnsupportedArchitecture or SettingsError naming file, tensor or value, and the remedy."""
     check_described(model)
     check_tensors(model, config)
-    blocked = {name: one for name, one in model.tensors.items() if one.type.blocks is not None}
+    blocked = {name: tensor for name, tensor in model.tensors.items() if tensor.type.blocks is not None}
     if blocked and not spec.dequantize:
         _check_blocks(model, config, spec, devices, blocked)
 
 
 def check_tensors(model: GgufModel, config: dict[str, Any]) -> None:
     """Every tensor of the configuration is there in its shape, and no other: what is not read would be missing."""
-    seen = {FACTORS}
+    read_names = {FACTORS}
     for name, shape in _expected(*architecture_of(model), config, model):
         stored = model.tensors.get(name)
         if stored is None:
@@ -61,13 +61,13 @@ def check_tensors(model: GgufModel, config: dict[str, Any]) -> None:
             len(shape) == 1 or name.endswith((".bias", "ssm_conv1d.weight", "shortconv.conv.weight", *_OF_MAMBA))
         ) and stored.type.blocks is not None:
             raise ModelFilesError(f"{stored.path}: tensor {name} can't be in blocks ({stored.type.name.upper()}).")
-        seen.add(name)
+        read_names.add(name)
     first = config["num_hidden_layers"]
     unread = tuple(f"blk.{layer}." for layer in range(first, first + prediction_layers(model)))
     # Files may have keys and values of layers that attend to those of earlier ones.
     shared = [layer for layer in range(first) if validation.shares_keys(config, config, layer)]
     unread += tuple(f"blk.{layer}.attn_{name}" for layer in shared for name in ("k.", "v.", "k_norm."))
-    if strange := sorted(name for name in set(model.tensors) - seen if not name.startswith(unread)):
+    if strange := sorted(name for name in set(model.tensors) - read_names if not name.startswith(unread)):
         raise UnsupportedArchitecture(
             f"{model.files[0]}: {model.architecture} with the tensors {', '.join(strange[:6])} is not supported."
         )
@@ -82,8 +82,8 @@ def _check_blocks(
 ) -> None:
     name, one = next(iter(blocked.items()))
     about = f"{model.files[0]} keeps its weights in blocks ({name} is {one.type.name.upper()}), which"
-    if others := [device for device in devices if not device.startswith("cpu")]:
-        raise SettingsError(f"{about} {others[0]} can't compute with. Use --dequantize, or --devices cpu.")
+    if other_devices := [device for device in devices if not device.startswith("cpu")]:
+        raise SettingsError(f"{about} {other_devices[0]} can't compute with. Use --dequantize, or --devices cpu.")
     if spec.quant is not None:
         raise SettingsError(f"{about} --quant {spec.quant} does not pack again. Leave it out, or add --dequantize.")
     if spec.dtype not in _PLAIN_DTYPES:
@@ -95,7 +95,7 @@ def _check_blocks(
     for tensor, stored in rows:
         if not _fits(tensor, stored, ends, tiles, spec.tp):
             fitting = validation.fitting_ranks(
-                lambda tp: heads % tp == 0 and all(_fits(*one, ends, tiles, tp) for one in rows)
+                lambda tp: heads % tp == 0 and all(_fits(*row, ends, tiles, tp) for row in rows)
             )
             raise SettingsError(
                 f"{stored.path}: --tp {spec.tp} would cut blocks of {stored.type.weights} weights of {tensor} ("
@@ -160,10 +160,10 @@ def _expected(
         if family.layer_scales:
             of_layer["layer_scalar"] = (1,)
         for inner, shape in of_layer.items():
-            own = _own_name(family, f"model.layers.{layer}.{inner}")
-            for half in kind.halves.get(own.removeprefix(f"model.layers.{layer}."), ()):
+            own_name = _own_name(family, f"model.layers.{layer}.{inner}")
+            for half in kind.halves.get(own_name.removeprefix(f"model.layers.{layer}."), ()):
                 yield f"blk.{layer}.{half}", (shape[0] // 2, *shape[1:])
-            name = kind.stored_name(own)
+            name = kind.stored_name(own_name)
             if name is not None:
                 stored = model.tensors.get(name)
                 # The gate of a shared expert may be stored as a matrix of one row.
@@ -211,8 +211,8 @@ def _shapes_beside(
 
 def _own_name(family: Family, name: str) -> str:
     """The name that published files of the type have for a parameter."""
-    for usual, own in (*family.native_names, *family.stored_names):
-        name = name.replace(usual, own)
+    for usual, own_name in (*family.native_names, *family.stored_names):
+        name = name.replace(usual, own_name)
     return name
 
 
@@ -275,12 +275,16 @@ def _attention_shapes(config: dict[str, Any], family: Family, fields: dict[str, 
     if family.latent and config.get("attention_bias"):
         biased = ()
         names = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")
-        both = {name: shapes.get(f"self_attn.{name}.weight") for name in names}
-        shapes |= {f"self_attn.{name}.bias": shape[:1] for name, shape in both.items() if shape is not None}
-    shapes |= {f"self_attn.{one}_proj.bias": shapes[f"self_attn.{one}_proj.weight"][:1] for one in biased}
+        shapes_by_name = {name: shapes.get(f"self_attn.{name}.weight") for name in names}
+        shapes |= {f"self_attn.{name}.bias": shape[:1] for name, shape in shapes_by_name.items() if shape is not None}
+    shapes |= {
+        f"self_attn.{projection}_proj.bias": shapes[f"self_attn.{projection}_proj.weight"][:1] for projection in biased
+    }
     if config.get("mlp_bias") or family.biased:
         inner = config["intermediate_size"]
-        shapes |= {f"mlp.{one}_proj.bias": (inner,) for one in ("gate", "up")} | {"mlp.down_proj.bias": (hidden,)}
+        shapes |= {f"mlp.{projection}_proj.bias": (inner,) for projection in ("gate", "up")} | {
+            "mlp.down_proj.bias": (hidden,)
+        }
     return shapes
 
 

@@ -14,21 +14,24 @@ _NO_MODELS = ("mmproj", "imatrix")
 _SHOWN = 24
 
 
-def choose(names: Iterable[str], chosen: str | None, where: str) -> list[str]:
-    """The parts of the one model that `chosen` names, in order: `Q4_K_M`, or a file's name, in any case. None: the only
-    model. Raises ModelFilesError with the list where none or several fit."""
+def choose(names: Iterable[str], quantization: str | None, where: str) -> list[str]:
+    """The parts of the one model that `quantization` names, in order. It is a type such as `Q4_K_M` or a file's
+    name, in any case; None stands for the only model. Raises ModelFilesError with the list where none or several
+    fit."""
     models = first_parts(names)
-    fitting = [name for name in models if chosen is None or _fits(name, chosen.lower())]
+    fitting = [name for name in models if quantization is None or _fits(name, quantization.lower())]
     if len(fitting) == 1:
         return [str(PurePosixPath(part)) for part in split_files(Path(fitting[0]))]
     shown = ", ".join((fitting or models)[:_SHOWN]) + (" …" if len(fitting or models) > _SHOWN else "")
     if not models:
-        raise ModelFilesError(f"{where} has no GGUF model{f' for --gguf {chosen}' if chosen else ''}.")
-    if chosen is None:
+        raise ModelFilesError(f"{where} has no GGUF model{f' for --gguf {quantization}' if quantization else ''}.")
+    if quantization is None:
         raise ModelFilesError(f"{where} has several GGUF models: {shown}. Name one with --gguf, such as --gguf Q4_K_M.")
     if fitting:
-        raise ModelFilesError(f"--gguf {chosen} fits several files of {where}: {shown}. Give the whole name of one.")
-    raise ModelFilesError(f"--gguf {chosen} fits no file of {where}. There are: {shown}.")
+        raise ModelFilesError(
+            f"--gguf {quantization} fits several files of {where}: {shown}. Give the whole name of one."
+        )
+    raise ModelFilesError(f"--gguf {quantization} fits no file of {where}. There are: {shown}.")
 
 
 def first_parts(names: Iterable[str]) -> list[str]:
@@ -62,9 +65,9 @@ def model_stem(name: str) -> str:
     return parts["stem"] if parts is not None else path.stem
 
 
-def _fits(name: str, chosen: str) -> bool:
+def _fits(name: str, quantization: str) -> bool:
     path = PurePosixPath(name.lower())
     stem = model_stem(name.lower())
-    if chosen in (str(path), path.name, path.stem, stem):
+    if quantization in (str(path), path.name, path.stem, stem):
         return True
-    return re.search(rf"[-._]{re.escape(chosen)}$", stem) is not None
+    return re.search(rf"[-._]{re.escape(quantization)}$", stem) is not None

@@ -37,8 +37,6 @@ from worker.weights.gguf import GgufModel
 log = structlog.get_logger()
 
 
-# --- Pre-tokenizers --------------------------------------------------------------------------------------------------
-
 # Pre-tokenizers by the names that GGUF files give them (`tokenizer.ggml.pre`).
 #
 # The names that share one are llama.cpp's
@@ -57,7 +55,7 @@ class PreTokenizer:
     """True if texts are normalised to NFC."""
 
     def splitter(self) -> pre_tokenizers.PreTokenizer:
-        cuts = [pre_tokenizers.Split(Regex(one), "isolated") for one in self.patterns]
+        cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
         return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
     def normalizer(self) -> normalizers.Normalizer | None:
@@ -87,8 +85,6 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer(DEEPSEEK3)),
 }
 
-
-# --- Tokenizers ------------------------------------------------------------------------------------------------------
 
 # The tokenizer in the metadata of a GGUF file, as a tokenizer.json.
 #
@@ -157,7 +153,7 @@ class GgufVocabulary:
             self.kinds = self._fitting("tokenizer.ggml.token_type")
 
     def merges(self) -> list[tuple[str, str]]:
-        pairs = (one.partition(" ") for one in self.model.array("tokenizer.ggml.merges").texts())
+        pairs = (merge.partition(" ") for merge in self.model.array("tokenizer.ggml.merges").texts())
         return [(left, right) for left, _, right in pairs]
 
     def scores(self) -> list[float]:
@@ -170,10 +166,10 @@ class GgufVocabulary:
 
     def end_ids(self) -> list[int]:
         """Every token that ends an answer, the file's own first."""
-        named = [self.ids[text] for text in NAMED_ENDS if text in self.ids]
+        named_ends = [self.ids[text] for text in NAMED_ENDS if text in self.ids]
         ids = [self._id(key) for key in ENDS]
-        ends = [one for one in ids if one is not None]
-        return ends + sorted(one for one in named if self.kinds[one] == CONTROL and one not in ends)
+        ends = [token for token in ids if token is not None]
+        return ends + sorted(token for token in named_ends if self.kinds[token] == CONTROL and token not in ends)
 
     def _id(self, key: str) -> int | None:
         number = self.model.whole(f"tokenizer.ggml.{key}", None, least=0)
@@ -296,7 +292,7 @@ def _merges(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
             right = text[cut:]
             if left in plain and right in plain:
                 merges.append((rank, ids[text], left, right))
-    merges.sort(key=lambda one: one[:2])
+    merges.sort(key=lambda merge: merge[:2])
     return [(left, right) for _, _, left, right in merges]
 
 
@@ -306,8 +302,6 @@ _MAKERS: dict[str, Callable[[GgufVocabulary, dict[str, int]], tuple[Tokenizer, b
     "gemma4": _listed_sentencepiece,
 }
 
-
-# --- The cache -------------------------------------------------------------------------------------------------------
 
 # Converted tokenizers, kept in the user's cache: that of 262,144 tokens takes three seconds to make.
 
@@ -331,10 +325,10 @@ def cached_tokenizer(model: GgufModel, read: Callable[[GgufModel], GgufTokenizer
         raise ModelFilesAway(f"{model.files[0]} can't be read: {error}. Repair the file system.") from error
     if (converted := _read(path)) is not None:
         return converted
-    made = read(model)
+    tokenizer = read(model)
     with contextlib.suppress(OSError):  # a home that can't be written to: converted at each start
-        _keep(path, made)
-    return made
+        _keep(path, tokenizer)
+    return tokenizer
 
 
 def _key(model: GgufModel) -> str:
@@ -363,8 +357,8 @@ def _read(path: Path) -> GgufTokenizer | None:
     return converted
 
 
-def _keep(path: Path, made: GgufTokenizer) -> None:
-    content = msgspec.msgpack.encode(made)
+def _keep(path: Path, tokenizer: GgufTokenizer) -> None:
+    content = msgspec.msgpack.encode(tokenizer)
     cache_files.made_folder(KIND)
     if not cache_files.make_room(KIND, len(content), MOST_BYTES, SPARE_BYTES):
         return

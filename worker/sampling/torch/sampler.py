@@ -26,8 +26,6 @@ from worker.sampling.sampler import (
 )
 from worker.tensors import sent
 
-# --- Noise -----------------------------------------------------------------------------------------------------------
-
 # The noise of worker/sampling/sampler.py for many tokens at once, by torch.
 
 
@@ -63,8 +61,6 @@ def gumbel(bits: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tens
     uniform = bits.to(dtype).add_(0.5).mul_(2.0**-52)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
-
-# --- Filters ---------------------------------------------------------------------------------------------------------
 
 # Logits processors, with the names, formulas and order of transformers'.
 #
@@ -103,9 +99,9 @@ def penalise_repetition(
     logits: torch.Tensor, penalties: torch.Tensor, contexts: Sequence[Sequence[int]]
 ) -> torch.Tensor:
     """Divide positive and multiply negative logits of every token in prompt or output (CTRL, Keskar et al. 2019)."""
-    seen = torch.zeros_like(logits, dtype=torch.bool)
-    seen[positions(contexts, logits)] = True
-    return torch.where(seen, torch.where(logits < 0, logits * penalties, logits / penalties), logits)
+    has_token = torch.zeros_like(logits, dtype=torch.bool)
+    has_token[positions(contexts, logits)] = True
+    return torch.where(has_token, torch.where(logits < 0, logits * penalties, logits / penalties), logits)
 
 
 def penalise_presence_and_frequency(
@@ -145,8 +141,12 @@ def _terms(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 
 def _widened(terms: torch.Tensor, vocabulary: int) -> torch.Tensor:
     """`terms` [rows, …] as wide as the vocabulary; what had no bit is impossible."""
-    missing = vocabulary - terms.shape[-1]
-    return terms[:, :vocabulary] if missing <= 0 else torch.nn.functional.pad(terms, (0, missing), value=REMOVED)
+    missing_columns = vocabulary - terms.shape[-1]
+    return (
+        terms[:, :vocabulary]
+        if missing_columns <= 0
+        else torch.nn.functional.pad(terms, (0, missing_columns), value=REMOVED)
+    )
 
 
 def keep_top_k(logits: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -181,18 +181,18 @@ def keep_typical(values: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
     entropy = -(probabilities * logprobs).nansum(dim=-1, keepdim=True)
     distances = (-logprobs - entropy).abs()
     nearest = distances.topk(min(_LIKELIEST, values.shape[-1]), dim=-1, largest=False)
-    held = probabilities.gather(-1, nearest.indices).cumsum(dim=-1)
-    farthest = _reached(nearest.values, held, mass)
-    if flat := (held[:, -1:] < mass).nonzero()[:, 0].tolist():  # the nearest are not enough
+    cumulative = probabilities.gather(-1, nearest.indices).cumsum(dim=-1)
+    farthest = _reached(nearest.values, cumulative, mass)
+    if flat := (cumulative[:, -1:] < mass).nonzero()[:, 0].tolist():  # the nearest are not enough
         ordered, order = distances[flat].sort(dim=-1)
-        held = probabilities[flat].gather(-1, order).cumsum(dim=-1)
-        farthest[flat] = _reached(ordered, held, mass[flat])
+        cumulative = probabilities[flat].gather(-1, order).cumsum(dim=-1)
+        farthest[flat] = _reached(ordered, cumulative, mass[flat])
     return values.masked_fill(distances > farthest, REMOVED)
 
 
-def _reached(distances: torch.Tensor, held: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+def _reached(distances: torch.Tensor, cumulative: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
     """The distance [rows, 1] at which each row holds its `mass`; the last one where it never does."""
-    last = (held < mass).sum(dim=-1, keepdim=True).clamp(max=distances.shape[-1] - 1)
+    last = (cumulative < mass).sum(dim=-1, keepdim=True).clamp(max=distances.shape[-1] - 1)
     return distances.gather(-1, last)
 
 
@@ -239,9 +239,6 @@ def dynamic_temperatures(
     return torch.where(counts < 2, fixed, coldest + (hottest - coldest) * part.pow(exponents))
 
 
-# --- The sampler -----------------------------------------------------------------------------------------------------
-
-
 _HEAD = 1024
 """Tokens among which a top_p is looked for before the whole vocabulary is sorted."""
 _FINALISTS = 16
@@ -275,10 +272,10 @@ class TensorSampler:
         tokens = [0] * len(rows)
         if any(row.plain for row in rows):
             tokens = logits.argmax(dim=-1).tolist()
-        others = [index for index, row in enumerate(rows) if not row.plain]
-        if others:
-            adjusted = _adjust(logits[others], [rows[index] for index in others])
-            for index, token in zip(others, _choose(adjusted, [rows[index] for index in others]), strict=True):
+        other_rows = [index for index, row in enumerate(rows) if not row.plain]
+        if other_rows:
+            adjusted = _adjust(logits[other_rows], [rows[index] for index in other_rows])
+            for index, token in zip(other_rows, _choose(adjusted, [rows[index] for index in other_rows]), strict=True):
                 tokens[index] = token
         tokens = [token if row.forced is None else row.forced for token, row in zip(tokens, rows, strict=True)]
         logprobs = _logprobs(logits, rows, tokens)
@@ -291,9 +288,9 @@ def _on(
     wants: Callable[[SamplingRow], bool],
     change: Callable[[torch.Tensor, list[SamplingRow]], torch.Tensor],
 ) -> None:
-    chosen = [index for index, row in enumerate(rows) if wants(row)]
-    if chosen:
-        logits[chosen] = change(logits[chosen], [rows[index] for index in chosen])
+    indices = [index for index, row in enumerate(rows) if wants(row)]
+    if indices:
+        logits[indices] = change(logits[indices], [rows[index] for index in indices])
 
 
 def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
@@ -378,8 +375,8 @@ def _choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
         kinds.setdefault(_kind(row), []).append(index)
     for choose, indices in kinds.items():
         part = logits if len(indices) == len(rows) else logits[indices]
-        chosen = choose(part, [rows[index] for index in indices])
-        for index, token in zip(indices, chosen.tolist(), strict=True):
+        part_tokens = choose(part, [rows[index] for index in indices])
+        for index, token in zip(indices, part_tokens.tolist(), strict=True):
             tokens[index] = token
     return tokens
 
@@ -458,33 +455,33 @@ def _draw(values: torch.Tensor, ids: torch.Tensor, rows: Sequence[SamplingRow]) 
 
 def _exclude_top(values: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     """The values after XTC, of the rows whose chance has come."""
-    chosen = [index for index, row in enumerate(rows) if row.excludes]
-    if not chosen:
+    excluding = [index for index, row in enumerate(rows) if row.excludes]
+    if not excluding:
         return values
     values = values.to(torch.float64)
-    thresholds = column((rows[index].sampling.xtc_threshold for index in chosen), values)
-    values[chosen] = exclude_top(values[chosen], thresholds)
+    thresholds = column((rows[index].sampling.xtc_threshold for index in excluding), values)
+    values[excluding] = exclude_top(values[excluding], thresholds)
     return values
 
 
 def _rescale(values: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     """The values divided by their dynamic temperatures, of the rows that have one; a very low one leaves the best."""
-    chosen = [index for index, row in enumerate(rows) if row.dynamic]
-    if not chosen:
+    dynamic = [index for index, row in enumerate(rows) if row.dynamic]
+    if not dynamic:
         return values
     values = values.to(torch.float64)
-    part = values[chosen]
+    part = values[dynamic]
     temperatures = dynamic_temperatures(
         part,
-        column((rows[index].temperatures[0] for index in chosen), part),
-        column((rows[index].temperatures[1] for index in chosen), part),
-        column((rows[index].sampling.dynatemp_exponent for index in chosen), part),
-        column((rows[index].sampling.temperature for index in chosen), part),
+        column((rows[index].temperatures[0] for index in dynamic), part),
+        column((rows[index].temperatures[1] for index in dynamic), part),
+        column((rows[index].sampling.dynatemp_exponent for index in dynamic), part),
+        column((rows[index].sampling.temperature for index in dynamic), part),
     )
     best = part.amax(dim=-1, keepdim=True)
     cold = temperatures < GREEDY_BELOW
     scaled = part / temperatures.masked_fill(cold, 1.0)
-    values[chosen] = scaled.masked_fill(cold & (part < best), REMOVED)
+    values[dynamic] = scaled.masked_fill(cold & (part < best), REMOVED)
     return values
 
 
@@ -495,12 +492,14 @@ def _logprobs(logits: torch.Tensor, rows: Sequence[SamplingRow], tokens: list[in
         return {}
     indices = list(counts)
     logarithms = logits[indices].log_softmax(dim=-1)
-    chosen = logarithms.gather(-1, torch.tensor([[tokens[index]] for index in indices], device=logits.device))
+    token_logarithms = logarithms.gather(-1, torch.tensor([[tokens[index]] for index in indices], device=logits.device))
     best = logarithms.topk(min(max(counts.values()), logits.shape[-1]), dim=-1)
-    rows_of = zip(counts.items(), chosen[:, 0].tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
+    rows_of = zip(
+        counts.items(), token_logarithms[:, 0].tolist(), best.indices.tolist(), best.values.tolist(), strict=True
+    )
     return {
-        index: TokenLogprobs(own, list(zip(ids[:count], values[:count], strict=True)))
-        for (index, count), own, ids, values in rows_of
+        index: TokenLogprobs(logarithm, list(zip(ids[:count], values[:count], strict=True)))
+        for (index, count), logarithm, ids, values in rows_of
     }
 
 

@@ -29,7 +29,8 @@ from control.replicas.health import AgentState, write_poison, write_status
 from control.replicas.lease import acquire
 from tests.farm import clean_environment
 from tests.integration.worker.conftest import ReplicaRedis
-from worker.agent.metrics import FarmCollector, MetricsServer, parse_address
+from worker.agent.metrics import FarmCollector
+from worker.agent.metrics_server import MetricsServer, parse_address
 from worker.rank.counters import SHARED_MEMORY
 
 Start = Callable[..., MetricsServer]

@@ -17,10 +17,10 @@ from worker.engine.torch import trials as capture
 from worker.kv.torch import paged_kernels
 from worker.kv.torch import trials as attention
 from worker.models.torch.kernels import trials as modules
-from worker.selftest.trial import Case, Request
+from worker.selftest.trial import TrialCase, TrialRequest
 
 
-def wrong_scale(request: Request) -> Iterator[Case]:
+def wrong_scale(request: TrialRequest) -> Iterator[TrialCase]:
     """The decode kernel with scores that are a tenth too large."""
     right = paged_kernels.arguments
 
@@ -32,31 +32,31 @@ def wrong_scale(request: Request) -> Iterator[Case]:
         yield from attention.decode(request)
 
 
-def wrong_place(request: Request) -> Iterator[Case]:
+def wrong_place(request: TrialRequest) -> Iterator[TrialCase]:
     """A store that leaves the new tokens out."""
     with mock.patch.object(paged_kernels, "store", lambda *given: None):
         yield from attention.store(request)
 
 
-def raising(request: Request) -> Iterator[Case]:
+def raising(request: TrialRequest) -> Iterator[TrialCase]:
     raise RuntimeError("out of resources: shared memory\nin a kernel")
     yield from modules.gate(request)
 
 
-def killed(request: Request) -> Iterator[Case]:
+def killed(request: TrialRequest) -> Iterator[TrialCase]:
     """As an illegal access that ends the process."""
     yield from modules.norm(request)
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def refused_capture(request: Request) -> Iterator[Case]:
+def refused_capture(request: TrialRequest) -> Iterator[TrialCase]:
     def refuse(work: Callable[[], None]) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     yield from capture.captured(request, refuse)
 
 
-def stale_capture(request: Request) -> Iterator[Case]:
+def stale_capture(request: TrialRequest) -> Iterator[TrialCase]:
     """A graph that replays what it captured, and not what its buffers hold."""
 
     class Stale:
@@ -65,7 +65,7 @@ def stale_capture(request: Request) -> Iterator[Case]:
     yield from capture.captured(request, lambda work: Stale())
 
 
-def hanging_collective(request: Request) -> Iterator[Case]:
+def hanging_collective(request: TrialRequest) -> Iterator[TrialCase]:
     def hang(*_: torch.Tensor) -> None:
         time.sleep(600)
 

@@ -29,10 +29,10 @@ from worker.kv.torch.pages import PagedStore
 from worker.models.loading import load
 from worker.selftest import choice, records, runner, switches
 from worker.selftest.__main__ import tried
-from worker.selftest.records import Record, Result
-from worker.selftest.runner import TRIALS, Task
+from worker.selftest.records import Record, TrialResult
+from worker.selftest.runner import TRIALS, TrialTask
 from worker.selftest.shapes import Shapes, of_config
-from worker.selftest.trial import Request
+from worker.selftest.trial import TrialRequest
 
 FAULTY = "tests.integration.worker.selftest.faulty"
 SHAPES = Shapes(
@@ -54,9 +54,9 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def here(kernel: str, place: str, shapes: Shapes = SHAPES) -> list[Result]:
+def here(kernel: str, place: str, shapes: Shapes = SHAPES) -> list[TrialResult]:
     """The results of a trial in this process."""
-    return list(tried(kernel, place, Request(torch.device("cpu"), shapes, 20), False))
+    return list(tried(kernel, place, TrialRequest(torch.device("cpu"), shapes, 20), False))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -93,9 +93,9 @@ def test_a_fault_and_a_hang_end_their_process_alone() -> None:
         "collective.native": f"{FAULTY}:hanging_collective",
         "triton.gate": TRIALS["triton.gate"],
     }
-    told: list[Result] = []
+    told: list[TrialResult] = []
     begun = time.monotonic()
-    results = runner.run(Task("cpu", SHAPES, 20, False, trials), told.append, within_s=8.0)
+    results = runner.run(TrialTask("cpu", SHAPES, 20, False, trials), told.append, within_s=8.0)
     assert time.monotonic() - begun < 50
     assert told == results
     by_name = {result.kernel: (result.verdict, result.detail) for result in results}  # the last of each
@@ -111,10 +111,10 @@ def test_a_process_that_can_t_start_gives_no_verdict(monkeypatch: pytest.MonkeyP
     command = [sys.executable, "-c", "import sys; sys.exit('no such device')"]
     monkeypatch.setattr(runner, "python_command", lambda module: command)
     with pytest.raises(runner.NotTried, match="no such device"):
-        runner.run(Task("cpu", SHAPES, 20, False, {"cpp": TRIALS["cpp"]}))
+        runner.run(TrialTask("cpu", SHAPES, 20, False, {"cpp": TRIALS["cpp"]}))
 
 
-def recorded(device: str, shapes: Shapes, names: tuple[str, ...], results: list[Result]) -> None:
+def recorded(device: str, shapes: Shapes, names: tuple[str, ...], results: list[TrialResult]) -> None:
     records.write(Record(choice.subject_of(device, shapes, names), results))
 
 
@@ -123,7 +123,7 @@ def test_a_record_switches_off_by_name_with_a_warning(monkeypatch: pytest.Monkey
     own."""
     config = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "model_type": "llama"}
     shapes = of_config(config, "float32")
-    recorded("cpu", shapes, choice.KERNELS["cpu"], [Result("cpp", "", "float32", "differs", "by 3")])
+    recorded("cpu", shapes, choice.KERNELS["cpu"], [TrialResult("cpp", "", "float32", "differs", "by 3")])
     with capture_logs() as logs:
         choice.choose(config, "float32", "cpu", 1)
     assert switches.reason_off("cpp") == "cpp: differs by 3"
@@ -138,7 +138,7 @@ def test_a_record_switches_off_by_name_with_a_warning(monkeypatch: pytest.Monkey
 def test_a_collective_that_hangs_is_replaced() -> None:
     """Ranks on a host offer the others in its place; without any they meet over sockets."""
     shapes = choice.collective_shapes("cpu")
-    hung = Result("collective.native", "", "float32", "timed out", "after 90 s")
+    hung = TrialResult("collective.native", "", "float32", "timed out", "after 90 s")
     recorded("cpu", shapes, choice.COLLECTIVES["cpu"], [hung])
     before = rendezvous.card_of("cpu", True).ways
     choice.choose_collective("cpu")
@@ -233,11 +233,11 @@ def test_the_command_prints_a_table(folder: Path, tmp_path: Path) -> None:
 def test_a_gpu_tries_once_and_reads_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first load of a model on a kind of device runs its trials and reports progress; others read the record."""
     config = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "model_type": "llama"}
-    asked: list[Task] = []
+    asked: list[TrialTask] = []
 
-    def run(task: Task, tell: Callable[[Result], None]) -> list[Result]:
+    def run(task: TrialTask, tell: Callable[[TrialResult], None]) -> list[TrialResult]:
         asked.append(task)
-        results = [Result(name, "", task.shapes.dtype, "ok") for name in task.trials]
+        results = [TrialResult(name, "", task.shapes.dtype, "ok") for name in task.trials]
         results[0] = msgspec.structs.replace(results[0], verdict="faulted", detail="(SIGABRT)")
         for result in results:
             tell(result)
@@ -264,7 +264,7 @@ def test_a_gpu_tries_once_and_reads_then(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_trials_that_can_t_run_switch_nothing_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A warning says so, and the next load tries again."""
 
-    def fail(task: Task, tell: Callable[[Result], None]) -> list[Result]:
+    def fail(task: TrialTask, tell: Callable[[TrialResult], None]) -> list[TrialResult]:
         raise runner.NotTried("the device is busy")
 
     monkeypatch.setattr(runner, "run", fail)

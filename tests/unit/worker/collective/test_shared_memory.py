@@ -133,7 +133,7 @@ def test_a_slot_is_never_overwritten_too_early(world_size: int) -> None:
 def start_near_the_end(threads: Threads, published: int) -> None:
     """As after so many rounds."""
     for rank, exchange in enumerate(threads.exchanges):
-        memory, exchange._group.round = exchange._kept[0].memory, published
+        memory, exchange._group.round = exchange._references[0].memory, published
         with memoryview(memory) as bytes_, bytes_.cast("I") as words:
             words[rank * 32] = published
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from worker.families.encoders import unified
 from worker.models.torch.pooled import BertEncoder, ModernEncoder, RowThreads
-from worker.repository.pooling import unified
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 20,

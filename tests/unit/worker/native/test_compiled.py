@@ -5,14 +5,19 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from structlog.testing import capture_logs
 
+from control import cache as cache_files
 from control.errors import SettingsError
+from tests.waiting import until
 from worker.models.torch.layers import packing
 from worker.native import compiled, library
 from worker.native.host import SOURCE as NATIVE
@@ -269,3 +274,48 @@ def test_a_library_with_more_parts_takes_the_place_of_one_with_fewer(
     monkeypatch.setattr(compiled, "_libraries", {})
     assert answer(compiled.load(source, parts=0b0001)) == 0b0111
     assert len(list((source.parent / "cache").rglob("*.so"))) == 3
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from control import cache
+with cache.locked(Path(sys.argv[1])):
+    print(flush=True)
+    input()
+"""
+
+
+@needs_compiler
+def test_a_start_that_waits_for_a_stopped_process_says_so(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, with the lock, its holder and the remedy, which lets the start go on. The control: a short wait says
+    nothing."""
+    source.write_text(PARTS)
+    folder = cache_files.made_folder("compiled")
+    monkeypatch.setattr(cache_files, "LONG_WAIT_S", 0.05)
+    libraries: list[ctypes.CDLL | None] = []
+    start = threading.Thread(target=lambda: libraries.append(compiled.load(source, parts=1)))
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder, capture_logs() as logs:
+        assert holder.stdout is not None
+        assert holder.stdout.readline()
+        holder.send_signal(signal.SIGSTOP)
+        start.start()
+        [line] = until(lambda: list(logs))
+        assert line["action"] == "wait_for_lock"
+        assert line["file"] == str(folder / "lock")
+        assert f"process {holder.pid} on " in line["holder"]
+        assert line["locked_for_s"] >= 0
+        assert f"kill -CONT {holder.pid}" in line["remedy"]
+        holder.send_signal(signal.SIGCONT)
+        holder.communicate(b"\n")
+        start.join(30)
+        assert len(logs) == 1
+        monkeypatch.setattr(cache_files, "LONG_WAIT_S", 30.0)
+        with cache_files.locked(folder):
+            second = threading.Thread(target=lambda: libraries.append(compiled.load(source, parts=2)))
+            second.start()
+            until(lambda: any(thread.name == cache_files.NOTICE for thread in threading.enumerate()))
+        second.join(30)
+        assert len(logs) == 1
+    assert [answer(library) for library in libraries] == [1, 2]

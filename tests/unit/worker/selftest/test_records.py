@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from worker.selftest import records, switches
-from worker.selftest.records import Circumstances, Record, Result
+from worker.selftest.records import Circumstances, Record, TrialResult
 
 SUBJECT = Circumstances("NVIDIA H100 80GB", {"torch": "2.13"}, {"hidden": "64"})
-WRONG = Result("triton.norm", "1 x 64", "float16", "differs", "by 2")
+WRONG = TrialResult("triton.norm", "1 x 64", "float16", "differs", "by 2")
 
 
 @pytest.fixture(autouse=True)
@@ -60,8 +60,8 @@ def test_a_home_that_can_t_be_written_to_keeps_none(tmp_path: Path, monkeypatch:
 
 def test_what_failed_is_off_with_its_first_reason() -> None:
     """A kernel that is not available is no failure."""
-    fine = Result("graphs", "", "float16", "ok")
-    absent = Result("collective.nccl", "", "float16", "not available", "(one GPU)")
+    fine = TrialResult("graphs", "", "float16", "ok")
+    absent = TrialResult("collective.nccl", "", "float16", "not available", "(one GPU)")
     later = msgspec.structs.replace(WRONG, verdict="raised")
     assert Record(SUBJECT, [fine, WRONG, later, absent]).off() == {"triton.norm": "differs by 2"}
 

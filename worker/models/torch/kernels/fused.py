@@ -7,8 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# --- Norm ------------------------------------------------------------------------------------------------------------
-
 # Root mean square norm in one pass over its rows (Zhang, Sennrich: Root Mean Square Layer Normalization, 2019).
 
 
@@ -66,8 +64,6 @@ def rms_norm(inputs: Tensor, weight: Tensor, eps: float, *, one_added: bool) -> 
     return out
 
 
-# --- Activation ------------------------------------------------------------------------------------------------------
-
 # The gate of a feed-forward layer: activation(gate) · up in one pass.
 
 
@@ -100,7 +96,7 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """gate and up (…, width), dense along width → `activation`(gate) · up, dense; SILU or GELU_TANH."""
     width = gate.shape[-1]
     rows_of_gate, rows_of_up = (
-        one.flatten(0, -2) if one.stride(-1) == 1 else one.reshape(-1, width) for one in (gate, up)
+        values.flatten(0, -2) if values.stride(-1) == 1 else values.reshape(-1, width) for values in (gate, up)
     )
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     if out.numel():
@@ -116,8 +112,6 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
         )
     return out
 
-
-# --- Rotary ----------------------------------------------------------------------------------------------------------
 
 # Rotary position embedding of query and key, in place (Su and others: RoFormer, 2021).
 

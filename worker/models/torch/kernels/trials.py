@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.selftest.trial import Case, Request
+from worker.selftest.trial import TrialCase, TrialRequest
 
 
-def norm(request: Request) -> Iterator[Case]:
+def norm(request: TrialRequest) -> Iterator[TrialCase]:
     """Over hidden rows, and over the heads of a query that is a part of a wider tensor."""
     from worker.models.torch.kernels.fused import rms_norm
 
@@ -29,17 +29,17 @@ def norm(request: Request) -> Iterator[Case]:
         factor = weight.double().cpu() + (1.0 if shapes.one_added else 0.0)
         expected = exact / (exact.square().mean(-1, keepdim=True) + 1e-6).sqrt() * factor
         shape = f"{inputs.numel() // inputs.shape[-1]} x {inputs.shape[-1]}"
-        yield Case(shape, inputs.dtype, compute, expected, bytes=2 * inputs.nbytes)
+        yield TrialCase(shape, inputs.dtype, compute, expected, bytes=2 * inputs.nbytes)
 
 
-def gate(request: Request) -> Iterator[Case]:
+def gate(request: TrialRequest) -> Iterator[TrialCase]:
     """Gate and up as the halves of one product, with values far out."""
     from worker.models.torch.kernels.fused import GELU_TANH, SILU, gated
 
     width = request.shapes.inner
-    both = request.random(1, request.tokens, 2 * width) * 8
-    first = both[..., :width]
-    second = both[..., width:]
+    gate_up = request.random(1, request.tokens, 2 * width) * 8
+    first = gate_up[..., :width]
+    second = gate_up[..., width:]
     exact = first.double().cpu()
     up = second.double().cpu()
     gelu = request.shapes.gelu
@@ -48,10 +48,10 @@ def gate(request: Request) -> Iterator[Case]:
     def compute() -> Tensor:
         return gated(first, second, GELU_TANH if gelu else SILU)
 
-    yield Case(f"{request.tokens} x {width}", both.dtype, compute, expected, bytes=both.nbytes * 3 // 2)
+    yield TrialCase(f"{request.tokens} x {width}", gate_up.dtype, compute, expected, bytes=gate_up.nbytes * 3 // 2)
 
 
-def rotary(request: Request) -> Iterator[Case]:
+def rotary(request: TrialRequest) -> Iterator[TrialCase]:
     """In place, of query and key as their projections leave them."""
     from worker.models.torch.kernels.fused import rotate
 
@@ -59,7 +59,7 @@ def rotary(request: Request) -> Iterator[Case]:
     tokens = request.tokens
     half = shapes.head_dim // 2
     angles = torch.arange(tokens).double().unsqueeze(1) * 100.0 ** -torch.linspace(0, 1, half).double()
-    cos, sin = (request.sent(one.repeat(1, 2)) for one in (angles.cos(), angles.sin()))
+    cos, sin = (request.sent(table.repeat(1, 2)) for table in (angles.cos(), angles.sin()))
     joined = request.random(tokens, shapes.heads + shapes.kv_heads, shapes.head_dim)
     work = joined.clone()
 
@@ -68,8 +68,8 @@ def rotary(request: Request) -> Iterator[Case]:
         rotate(work[:, : shapes.heads].transpose(0, 1), work[:, shapes.heads :].transpose(0, 1), cos, sin)
         return work
 
-    exact, wide_cos, wide_sin = (one.double().cpu() for one in (joined, cos, sin))
+    exact, wide_cos, wide_sin = (tensor.double().cpu() for tensor in (joined, cos, sin))
     turned = torch.cat([-exact[..., half:], exact[..., :half]], -1)
     expected = exact * wide_cos.unsqueeze(1) + turned * wide_sin.unsqueeze(1)
-    yield Case(f"{tokens} x {shapes.heads}+{shapes.kv_heads} x {shapes.head_dim}", joined.dtype, compute, expected,
+    yield TrialCase(f"{tokens} x {shapes.heads}+{shapes.kv_heads} x {shapes.head_dim}", joined.dtype, compute, expected,
                bytes=4 * joined.nbytes)  # fmt: skip

@@ -43,11 +43,11 @@ for line in lines:
 SUPERVISOR = """
 import ctypes, sys
 from worker.agent.supervision import supervisor
-from worker.agent.supervision.supervisor import Limits
+from worker.agent.supervision.supervisor import SupervisorLimits
 supervisor.TICK_S = 0.02
 supervisor.AGENT_SILENT_S = float(sys.argv[4])
 ctypes.CDLL(None).prctl(36, 1)  # as process 1: orphans become its children
-limits = Limits(absent_s=float(sys.argv[3]), stop_s=20.0)
+limits = SupervisorLimits(absent_s=float(sys.argv[3]), stop_s=20.0)
 sys.exit(supervisor.HostSupervisor([sys.executable, "-S", sys.argv[1], sys.argv[2]], limits).run())
 """
 

@@ -254,7 +254,7 @@ def test_the_first_agent_is_this_builds_own_and_the_next_what_the_command_leads_
         return psutil.Process()
 
     monkeypatch.setattr(supervisor.subprocess, "Popen", popen)
-    host = supervisor.HostSupervisor(["new"], own=["own"])
+    host = supervisor.HostSupervisor(["new"], own_command=["own"])
     for failures in (0, 0, 1, supervisor.FAILURES):
         host._failures = failures
         host.start_agent()
