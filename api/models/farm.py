@@ -21,7 +21,7 @@ from control.operations.checks.report import read_farm_findings, read_redis
 from control.placement import farm
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
-from control.replicas import health
+from control.replicas import model_overviews
 from control.requests.upkeep.dead import count_letters
 
 
@@ -30,7 +30,7 @@ def read_farm(client: SyncRedis, *, shared: bool = False) -> FarmCard:
 
     Raises RedisUnavailable.
     """
-    models = health.shared_overviews(client) if shared else health.overviews(client)
+    models = model_overviews.shared_overviews(client) if shared else model_overviews.overviews(client)
     letters = run_every(client, [count_letters(one.model) for one in models])
     hosts = farm.host_cards(client)
     servers, about_servers = read_redis(client)

@@ -12,7 +12,7 @@ from control.operations.spec import Scale
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
-from control.replicas import health
+from control.replicas import model_overviews
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def load(client: SyncRedis, spec: ModelSpec, scale: Scale | None) -> Desired:
         spec = msgspec.structs.replace(spec, **present_scale)
     if scale is not None:
         spec = msgspec.structs.replace(spec, **scale.fields)
-    failed = health.overview(client, spec.name).state == "failed"
+    failed = model_overviews.overview(client, spec.name).state == "failed"
     if present is not None and catalog.same(present, spec) and not failed:
         catalog.know(client, spec.name)  # the load that wrote it may have been cut off
         return Desired(present.revision, present.revision, changed=False)

@@ -13,7 +13,7 @@ from control.placement.farm import read_farm_view
 from control.placement.rebalance import Farm, Move, is_moved
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
-from control.replicas import health
+from control.replicas import model_overviews
 
 HANDED_OVER_S = 15.0
 """A turn of the agent that plans takes less."""
@@ -62,7 +62,7 @@ def _planning(client: SyncRedis) -> Generator[str]:
 
 def is_over(client: SyncRedis, move: Move) -> bool:
     """True once the replica has left and its successor serves. Raises ModelUnavailable where that fails."""
-    replicas = {one.replica: one for one in health.overview(client, move.model).replicas}
+    replicas = {one.replica: one for one in model_overviews.overview(client, move.model).replicas}
     successor = replicas.get(move.successor.replica)
     if successor is not None and successor.state == "failed":
         raise ModelUnavailable(

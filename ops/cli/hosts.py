@@ -17,7 +17,7 @@ from control.placement.rebalance import MOST_MOVES, Move
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
-from control.replicas import health
+from control.replicas import model_overviews
 from control.sizes import in_words
 from ops.cli.tables import echo_json, echo_line, echo_list, json_option
 
@@ -156,7 +156,9 @@ def _describe(client: SyncRedis, assignment: Assignment) -> str:
         return f"{model}:{replica} " + (
             "waits for its successor" if assignment.spec.surge else "stops before its successor starts (--in-place)"
         )
-    state = next((one.state for one in health.overview(client, model).replicas if one.replica == replica), "gone")
+    state = next(
+        (one.state for one in model_overviews.overview(client, model).replicas if one.replica == replica), "gone"
+    )
     return f"{model}:{replica} {state}"
 
 

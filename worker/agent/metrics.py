@@ -31,7 +31,7 @@ from control.placement.rollout import Place
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
 from control.redis.servers import server_memory
-from control.replicas import health
+from control.replicas import model_overviews
 from control.requests.upkeep.dead import count_letters
 from worker.rank.counters import FOLDER_KEY, FOLDER_VARIABLE, SUFFIX, Counters, Labels, read_counters
 from worker.rank.series import ALL, Series
@@ -176,7 +176,7 @@ def of_hosts(living: Sequence[Host], drained: AbstractSet[str], facts: Mapping[s
     return [states, up, version, clock, trip, free]
 
 
-def of_ranks(overviews: Sequence[health.Overview]) -> list[Metric]:
+def of_ranks(overviews: Sequence[model_overviews.Overview]) -> list[Metric]:
     """The commands of ranks that have a heartbeat."""
     labels = ("model_name", "engine", "rank", "host")
     age = _gauge("furrow_rank_command_seconds", "Age of the rank's command; 0 between two.", *labels)
@@ -233,7 +233,7 @@ class FarmCollector(Collector):
 
     def _look(self) -> list[Metric]:
         client = self._client
-        overviews = health.overviews(client)
+        overviews = model_overviews.overviews(client)
         hosts = farm.living_hosts(client)
         letters = run_every(client, [count_letters(one.model) for one in overviews])
         facts = facts_of_all(client, farm.known_hosts(client))
@@ -246,17 +246,17 @@ class FarmCollector(Collector):
         return [*_of_models(overviews, letters), *of_hosts(hosts, drained, facts), *of_ranks(overviews), used, most]
 
 
-def _of_models(overviews: Sequence[health.Overview], letters: Sequence[int]) -> list[Metric]:
+def _of_models(overviews: Sequence[model_overviews.Overview], letters: Sequence[int]) -> list[Metric]:
     """The series with a label for the model."""
 
-    def gauge(name: str, text: str, value: Callable[[health.Overview], float | None]) -> Metric:
+    def gauge(name: str, text: str, value: Callable[[model_overviews.Overview], float | None]) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])
         for one in overviews:
             if (number := value(one)) is not None:
                 family.add_metric([one.model], number)
         return family
 
-    def counter(name: str, text: str, value: Callable[[health.Overview], float]) -> Metric:
+    def counter(name: str, text: str, value: Callable[[model_overviews.Overview], float]) -> Metric:
         family = CounterMetricFamily(name, text, labels=["model_name"])
         for one in overviews:
             family.add_metric([one.model], value(one))
@@ -292,20 +292,20 @@ def _of_models(overviews: Sequence[health.Overview], letters: Sequence[int]) -> 
     ]
 
 
-def _in_state(one: health.Overview, state: health.ReplicaState) -> int:
+def _in_state(one: model_overviews.Overview, state: model_overviews.ReplicaState) -> int:
     return sum(replica.state == state for replica in one.replicas)
 
 
-def _wanted(one: health.Overview) -> int:
+def _wanted(one: model_overviews.Overview) -> int:
     """0 for a model that is being unloaded."""
     return 0 if one.state in ("draining", "unloading") else one.wanted
 
 
-def _failed(one: health.Overview) -> int:
+def _failed(one: model_overviews.Overview) -> int:
     return sum(replica.state == "failed" and replica.placed for replica in one.replicas)
 
 
-def _unplaced(one: health.Overview) -> int:
+def _unplaced(one: model_overviews.Overview) -> int:
     return max(0, _wanted(one) - sum(replica.placed for replica in one.replicas))
 
 

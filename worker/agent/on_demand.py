@@ -28,9 +28,9 @@ from control.placement.placement import Needs, Parts, ReplicaCounts
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_every, run_steps
-from control.replicas import health
-from control.replicas.health import ModelLoad, Overview, load_of, queued_of
+from control.replicas import health, model_overviews
 from control.replicas.memory_deaths import server_ms
+from control.replicas.model_overviews import ModelLoad, Overview, load_of, queued_of
 from control.requests.upkeep.stranded import abandon
 
 log = structlog.get_logger()
@@ -102,7 +102,7 @@ class OnDemand:
             for spec, published, _, load in seen
             if published is None or published.replicas or load.queued or spec.name in replicas_of
         ]
-        overviews = {one.model: one for one in run_steps(self._client, health.reading_overviews(active))}
+        overviews = {one.model: one for one in run_steps(self._client, model_overviews.reading_overviews(active))}
         models = [ModelOnDemand(spec, quiet[spec.name], Traffic()) for spec in specs if spec.name in quiet]
         changed = dict[str, Demand]()
         for spec, published, was_called, load in seen:

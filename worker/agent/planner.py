@@ -18,7 +18,7 @@ from control.placement.rollout import Part, is_giving_back, is_settled, plan
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
-from control.replicas import health, lease
+from control.replicas import health, lease, model_overviews
 from control.requests.ending import expire_waiting
 from control.requests.upkeep.stranded import StrandedRequests, abandon
 from worker.agent.needs import Finder, assets_of, need_apart
@@ -90,7 +90,7 @@ class Planner:
         counts = self.on_demand.turn(view, needs, awaited, self._stuck, self._assets(view))
         settled = is_settled(specs, hosts, held, unattended, needs, counts)
         if not settled:
-            for overview in health.overviews(self._client):
+            for overview in model_overviews.overviews(self._client):
                 for replica in overview.replicas:
                     states.setdefault(replica.state, set()).add((overview.model, replica.replica))
         awaited -= {name for name, count in counts.items() if count == 0}  # nothing waits for models that sleep
@@ -181,7 +181,7 @@ class Planner:
                 sized = one.memory or one.kv_tokens is not None or one.spec.kv_tokens is not None
                 if host_id not in planned or sized or one.withdrawn or name not in needs:
                     continue
-                overview = health.overview(self._client, name)
+                overview = model_overviews.overview(self._client, name)
                 replica = next((it for it in overview.replicas if it.replica == one.replica), None)
                 if replica is None or replica.state == "failed" or not any(replica.beats):
                     continue

@@ -26,7 +26,7 @@ from control.records.api_reports import Breach, breaches_of
 from control.redis.clients import SyncRedis, unavailable
 from control.redis.routing import ABSENT, servers_of
 from control.redis.urls import address
-from control.replicas.health import Overview
+from control.replicas.model_overviews import Overview
 
 
 class HostReport(HostCard, kw_only=True):

@@ -26,7 +26,7 @@ from control.messages import GenerationRequest, LogEntry, Sampling
 from control.placement import farm
 from control.redis.clients import SyncRedis
 from control.redis.connection import read, run, run_every
-from control.replicas import health
+from control.replicas import health, model_overviews
 from control.replicas.health import Formation
 from control.requests import Enqueue, enqueue, read_pages
 from control.settings import keeps_standby
@@ -217,7 +217,7 @@ def wait_until_whole(client: SyncRedis) -> int:
     standby = keeps_standby()
 
     def whole() -> bool:
-        loaded = health.overview(client, DEMO).state == "loaded"
+        loaded = model_overviews.overview(client, DEMO).state == "loaded"
         return loaded and (not standby or farm.standbys(client) == ["ready"])
 
     until(whole, "every rank is ready", LIMIT_S, TICK_S)

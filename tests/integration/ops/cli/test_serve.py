@@ -20,7 +20,7 @@ from control.placement import farm
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.connection import connect
-from control.replicas import health
+from control.replicas import model_overviews
 from ops.cli import serving
 from ops.cli.serve import build_specs, serve
 from ops.cli.serving import desire
@@ -49,7 +49,7 @@ def test_a_redis_that_does_not_answer_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A pause of Redis during the load ends neither the command nor, with it, the farm."""
-    loaded = health.Overview(
+    loaded = model_overviews.Overview(
         model="new",
         state="loaded",
         detail="",
@@ -62,7 +62,7 @@ def test_a_redis_that_does_not_answer_is_waited_for(
     )
     answers = iter([RedisUnavailable("timeout"), loaded])
 
-    def overview(_client: object, _model: str) -> health.Overview:
+    def overview(_client: object, _model: str) -> model_overviews.Overview:
         answer = next(answers)
         if isinstance(answer, Exception):
             raise answer
@@ -79,7 +79,7 @@ def test_a_redis_that_does_not_answer_is_waited_for(
 
     supervisor: Any = Tended()
     stopping: Any = False
-    monkeypatch.setattr(health, "overview", overview)
+    monkeypatch.setattr(model_overviews, "overview", overview)
     monkeypatch.setattr(serving, "is_ready", is_ready)
     monkeypatch.setattr(serving, "TICK_S", 0.0)
     client: Any = None

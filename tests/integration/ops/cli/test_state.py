@@ -25,7 +25,7 @@ from control.placement.placement import Host
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, run
-from control.replicas import health
+from control.replicas import health, model_overviews
 from control.replicas.lease import Lease, acquire
 from control.requests import Emission, Enqueue
 from ops.cli.hosts import drain, hosts
@@ -248,7 +248,7 @@ def test_rates_are_those_between_two_readings(scene: Scene, monkeypatch: pytest.
     rates = Rates()
 
     def read(kv: Callable[[], dict[str, int]] = dict) -> Any:
-        [row] = rates.rows(health.overviews(scene.client), {MODEL: 200})
+        [row] = rates.rows(model_overviews.overviews(scene.client), {MODEL: 200})
         clock[0] += 2.0
         return row.replicas[0]
 
@@ -269,7 +269,7 @@ def test_the_slow_rank_is_marked(scene: Scene) -> None:
     def slow(progress: tuple[int, int], pending_ms: int = 4_000) -> list[int]:
         for rank in (0, 1):
             scene.beat(rank=rank, oldest_pending_ms=pending_ms, progress=progress[rank])
-        [row] = rates.rows(health.overviews(scene.client), {})
+        [row] = rates.rows(model_overviews.overviews(scene.client), {})
         return [rank.rank for rank in row.replicas[0].ranks if rank.slow]
 
     assert slow((1, 1)) == []
@@ -279,6 +279,6 @@ def test_the_slow_rank_is_marked(scene: Scene) -> None:
     assert slow((2, 9), pending_ms=100) == []
     for rank in (0, 1):
         scene.beat(rank=rank, forward_ms=4_000, waited_ms=3_000 * rank)
-    [row] = rates.rows(health.overviews(scene.client), {})
+    [row] = rates.rows(model_overviews.overviews(scene.client), {})
     assert [rank.slow for rank in row.replicas[0].ranks] == [True, False]
     assert "0:cpu:5 slow" in scene.ask(top, "--once").output

@@ -19,7 +19,7 @@ from control.placement.placement import Host
 from control.records import catalog
 from control.redis import connection
 from control.redis.connection import run
-from control.replicas import health
+from control.replicas import health, model_overviews
 from control.replicas.memory_deaths import server_ms
 from control.requests import Enqueue
 from ops.demo import MODEL_DIR
@@ -80,8 +80,8 @@ class Scene:
         """As a client that leaves."""
         self.redis.run(requests.cancel(model, rid, "t", "left"))
 
-    def overview(self, model: str) -> health.Overview:
-        return health.overview(self.redis.client, model)
+    def overview(self, model: str) -> model_overviews.Overview:
+        return model_overviews.overview(self.redis.client, model)
 
     def demand(self, model: str) -> Demand:
         demand = self.redis.run(farm.demand_of(model))

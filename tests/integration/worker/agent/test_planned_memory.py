@@ -14,8 +14,9 @@ from control.placement import farm
 from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Host
 from control.records import catalog
-from control.replicas import health
-from control.replicas.health import Beat, ReplicaOverview, ReplicaState
+from control.replicas import health, model_overviews
+from control.replicas.health import Beat
+from control.replicas.model_overviews import ReplicaOverview, ReplicaState
 from ops.demo import MODEL_DIR
 from tests.integration.worker.agent.agent_scene import HOST, AgentScene
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
@@ -82,7 +83,7 @@ def test_a_model_that_fits_nowhere_is_not_started(scene: AgentScene) -> None:
     def refusal() -> str:
         """The reason; empty for a moment while what was assigned before its need was known is retired."""
         unplaceable = scene.status().get("state") == "unplaceable"
-        [overview] = health.overviews(scene.redis.client)
+        [overview] = model_overviews.overviews(scene.redis.client)
         detail = overview.replicas[0].detail if overview.replicas else ""
         return detail if unplaceable and held(scene) == [] and "of memory" in detail else ""
 
@@ -204,10 +205,10 @@ def test_what_was_started_before_its_need_was_known_is_counted_as_it_serves(
     redis.run(farm.put_need(MODEL, need))
     redis.run(catalog.put_assets(MODEL, msgspec.structs.replace(assets_of(first, MODEL_DIR), kv_tokens=7000)))
     beat = Beat(epoch=1, seq=0, oldest_pending_ms=0, device="cpu", memory_bytes=1, phase="ready", pid=1, host="one")
-    looked_at = health.overview(redis.client, MODEL)
+    looked_at = model_overviews.overview(redis.client, MODEL)
     replica = ReplicaOverview("r0", 1, state, "", "one", ["cpu"], 1, 0, [beat])
     looked_at = replace(looked_at, replicas=[replica])
-    monkeypatch.setattr(health, "overview", lambda client, model: looked_at)
+    monkeypatch.setattr(model_overviews, "overview", lambda client, model: looked_at)
     catalog.put_spec(redis.client, ModelSpec(name="second", source=str(MODEL_DIR), kv_tokens=1024))
     expected = [MODEL] if counted is None else sorted([MODEL, "second"])
     for _ in range(20):
