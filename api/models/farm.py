@@ -18,7 +18,7 @@ from api.schemas.farm import FarmAway, FarmCard
 from control import access
 from control.errors import RedisUnavailable
 from control.operations.checks.report import read_farm_findings, read_redis
-from control.placement import farm
+from control.placement import farm, membership
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
 from control.replicas import model_overviews
@@ -37,7 +37,7 @@ def read_farm(client: SyncRedis, *, shared: bool = False) -> FarmCard:
     return FarmCard(
         models=models,
         hosts=hosts,
-        apis=farm.living_apis(client),
+        apis=membership.living_apis(client),
         dead_letters={one.model: count for one, count in zip(models, letters, strict=True) if count},
         keys=run(client, access.count()),
         redis=servers,

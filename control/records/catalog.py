@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -246,5 +247,18 @@ def _flat(fields: dict[str, str]) -> list[str]:
 def _read_struct(key: str, kind: type[T]) -> Call[T | None]:
     def parse(reply: dict[str, str]) -> T | None:
         return from_fields(reply, kind) if reply else None
+
+    return read("HGETALL", key, parse=parse)
+
+
+def json_records(key: str, kind: type[T]) -> Call[dict[str, T]]:
+    """The records of a hash by field. One that can't be read as `kind` is left out, as of another version of Furrow."""
+
+    def parse(reply: dict[str, str]) -> dict[str, T]:
+        records: dict[str, T] = {}
+        for field, text in reply.items():
+            with suppress(msgspec.DecodeError):
+                records[field] = msgspec.json.decode(text, type=kind)
+        return records
 
     return read("HGETALL", key, parse=parse)

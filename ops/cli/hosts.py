@@ -12,7 +12,7 @@ from control.errors import SettingsError
 from control.messages import Assignment
 from control.operations import rebalance as operation
 from control.operations.options import connect_to_farm, redis_option
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement.rebalance import MOST_MOVES, Move
 from control.records import catalog
 from control.redis.clients import SyncRedis
@@ -105,7 +105,7 @@ def drain(what: str, undo: bool, forget: bool, no_wait: bool, redis_url: str | N
         farm.forget(client, what)
         echo_line(f"{what}: forgotten. A worker that starts there is known again.")
         return
-    hosts = farm.known_hosts(client)
+    hosts = membership.known_hosts(client)
     if what in hosts:
         drain_host(client, what, undo, no_wait)
         return
@@ -118,7 +118,7 @@ def drain(what: str, undo: bool, forget: bool, no_wait: bool, redis_url: str | N
 
 def drain_host(client: SyncRedis, host_id: str, undo: bool, no_wait: bool) -> None:
     """Drain the host, and print its replicas until the last one has left."""
-    changed = farm.drain(client, host_id, drained=not undo)
+    changed = membership.drain(client, host_id, drained=not undo)
     if undo:
         echo_line(f"{host_id}: takes replicas again." if changed else f"{host_id}: was not drained.")
         return

@@ -13,7 +13,7 @@ from control.errors import ModelUnavailable, RedisUnavailable, SettingsError
 from control.operations import desired as desired_state
 from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import Scale, build_spec
-from control.placement import farm
+from control.placement import membership
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.servers import server_memory
@@ -171,7 +171,7 @@ def wait_until_rolled_out(client: SyncRedis, name: str, timeout: float | None) -
             now = time.monotonic()
             try:
                 overview = model_overviews.overview(client, name)
-                hosts = farm.living_hosts(client)
+                hosts = membership.living_hosts(client)
             except RedisUnavailable as error:
                 if timeout is not None and now - began > timeout:
                     raise

@@ -18,7 +18,7 @@ import msgspec
 from control.errors import ModelUnavailable
 from control.listening import free_port
 from control.messages import ModelSpec
-from control.placement import farm
+from control.placement import membership
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
@@ -99,7 +99,7 @@ def private_farm(
 
         def served() -> bool:
             supervisor.tend()
-            ready = is_ready((HOST, port)) and (not standby or farm.standbys(client) == ["ready"])
+            ready = is_ready((HOST, port)) and (not standby or membership.standbys(client) == ["ready"])
             return _loaded(client, names) and ready
 
         try:

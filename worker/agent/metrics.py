@@ -24,8 +24,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from control.errors import RedisUnavailable, SettingsError
-from control.placement import farm
-from control.placement.farm import HostFacts, facts_of_all
+from control.placement import membership
+from control.placement.membership import HostFacts, facts_of_all
 from control.placement.placement import Host
 from control.placement.rollout import Place
 from control.redis.clients import SyncRedis
@@ -234,10 +234,10 @@ class FarmCollector(Collector):
     def _look(self) -> list[Metric]:
         client = self._client
         overviews = model_overviews.overviews(client)
-        hosts = farm.living_hosts(client)
+        hosts = membership.living_hosts(client)
         letters = run_every(client, [count_letters(one.model) for one in overviews])
-        facts = facts_of_all(client, farm.known_hosts(client))
-        drained = farm.drained_hosts(client)
+        facts = facts_of_all(client, membership.known_hosts(client))
+        drained = membership.drained_hosts(client)
         used = _gauge("furrow_redis_used_bytes", "Memory that Redis uses.", "server")
         most = _gauge("furrow_redis_max_bytes", "Its maxmemory; 0: none is set.", "server")
         for server in server_memory(client):

@@ -15,7 +15,8 @@ import msgspec
 from control.listening import is_loopback
 from control.messages import ModelSpec
 from control.operations.checks.findings import Checks, Finding
-from control.placement.farm import ApiRecord, FilesHere, HostCard, HostFacts, Space
+from control.placement.farm import HostCard
+from control.placement.membership import ApiRecord, FilesHere, HostFacts, Space
 from control.records.api_reports import CALLS, Breach
 from control.sizes import in_words
 from control.version import VERSION

@@ -20,7 +20,8 @@ from control.operations.checks.redis_server import (
     check_role,
 )
 from control.placement import farm
-from control.placement.farm import HostCard, HostFacts, facts_of_all
+from control.placement.farm import HostCard
+from control.placement.membership import HostFacts, facts_of_all
 from control.records import catalog
 from control.records.api_reports import Breach, breaches_of
 from control.redis.clients import SyncRedis, unavailable

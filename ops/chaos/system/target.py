@@ -17,7 +17,7 @@ from control import keys
 from control.errors import RedisUnavailable
 from control.listening import free_port
 from control.messages import ModelSpec
-from control.placement import farm
+from control.placement import membership
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, run
@@ -131,7 +131,7 @@ class View:
 
     def standby_state(self) -> str | None:
         """off, starting or ready; None where no host beats."""
-        return next(iter(farm.standbys(self.client)), None)
+        return next(iter(membership.standbys(self.client)), None)
 
     # --- processes --------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ from control.clock import now_ms
 from control.engines import ENGINES
 from control.operations.checks.findings import Checks, Finding
 from control.operations.checks.hosts import check_breaches, check_files
-from control.placement.farm import HostCard, HostFacts
+from control.placement.farm import HostCard
+from control.placement.membership import HostFacts
 from control.records import catalog
 from control.records.api_reports import breaches_of
 from control.records.backend import Backend

@@ -19,8 +19,8 @@ from click.testing import CliRunner
 from api.models.farm import read_farm
 from control.keys import ReplicaKeys
 from control.operations.checks.findings import Finding
-from control.placement import farm
-from control.placement.farm import FilesHere, facts_of, put_facts
+from control.placement import farm, membership
+from control.placement.membership import FilesHere, facts_of, put_facts
 from control.placement.placement import Host
 from control.records import catalog
 from control.records.backend import Backend, put_backend
@@ -106,7 +106,7 @@ def test_files_that_differ_between_hosts(populated: Populated, new_server: Serve
         return [one.level for one in read_farm(client).findings if one.check == "files"]
 
     def beta(**files: str) -> None:
-        farm.beat_host(client, Host("beta", ()), pid=1, memory_bytes=1)
+        membership.beat_host(client, Host("beta", ()), pid=1, memory_bytes=1)
         run(client, put_facts("beta", msgspec.structs.replace(FACTS, files={MODEL: FilesHere(**files)})))
         client.persist("furrow:host:beta")
 

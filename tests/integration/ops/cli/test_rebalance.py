@@ -15,7 +15,7 @@ from control import keys
 from control.errors import ModelUnavailable, SettingsError
 from control.messages import Assignment, ModelSpec
 from control.operations import rebalance as operation
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Host
 from control.records import catalog
@@ -41,7 +41,7 @@ def client(new_server: Server) -> Iterator[SyncRedis]:
             rank = RankNeed(weights=size * GIB, kv=0, step=0, process=0)
             run(client, farm.put_need(name, ModelNeed(revision=1, context=8, ranks=[rank])))
         for host, size in (("a", 4), ("b", 2)):
-            farm.beat_host(client, Host(host, memory=size * GIB), 1, 1)
+            membership.beat_host(client, Host(host, memory=size * GIB), 1, 1)
         spec = catalog.get_spec(client, "small")
         assert spec is not None
         farm.assign(client, "a", Assignment(spec=spec, replica="r0", ranks=[0], devices=["cpu"], memory=[GIB]))

@@ -16,7 +16,7 @@ from api.options import api_options, take_api_arguments
 from api.settings import ApiSettings
 from control.errors import RedisUnavailable, SettingsError
 from control.messages import Assignment, ModelSpec
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.connection import connect
@@ -34,7 +34,7 @@ def test_only_what_is_served_now_is_started(new_server: Server) -> None:
     """On a private server an earlier model goes with its assignments; on a shared one it is somebody else's."""
     with closing(connect(new_server.url)) as client:
         client.flushall()
-        farm.beat_host(client, Host("one", ("cpu",)), 1, 1)
+        membership.beat_host(client, Host("one", ("cpu",)), 1, 1)
         for spec in (OLD, NEW):
             catalog.put_spec(client, spec)
             farm.assign(client, "one", Assignment(spec=spec, replica="r0", ranks=[0], devices=["cpu"]))

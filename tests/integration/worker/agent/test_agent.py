@@ -15,7 +15,7 @@ from control.errors import FurrowError
 from control.keys import ModelKeys
 from control.messages import Assignment, GenerationRequest, ModelSpec, Sampling
 from control.operations import desired
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement.placement import Host
 from control.records import catalog
 from control.replicas import health, lease, model_overviews
@@ -200,7 +200,7 @@ def test_a_part_of_a_replica_follows_the_host_that_gave_it_up(scene: AgentScene)
     catalog.put_spec(scene.redis.client, spec)
     spec = msgspec.structs.replace(spec, revision=1)
     for host, rank in ((HOST, 0), ("other", 1)):
-        farm.beat_host(scene.redis.client, Host(host), 1, 1)
+        membership.beat_host(scene.redis.client, Host(host), 1, 1)
         part = Assignment(spec=spec, replica=REPLICA, ranks=[rank], devices=["cpu"])
         farm.assign(scene.redis.client, host, part)
     scene.redis.client.persist(keys.host("other"))

@@ -12,7 +12,7 @@ from control import keys, requests
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, ModelSpec, Sampling
 from control.placement import demand as demand_module
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement import farm as farm_view_module
 from control.placement.demand import Demand
 from control.placement.placement import Host
@@ -47,7 +47,7 @@ class Scene:
             catalog.put_spec(self.redis.client, ModelSpec(name=name, **every))
 
     def beat(self) -> None:
-        farm.beat_host(self.redis.client, Host("h", memory=self.memory), 1, 1)
+        membership.beat_host(self.redis.client, Host("h", memory=self.memory), 1, 1)
 
     def turn(self) -> None:
         """One turn of the agent, whose host beats; what was withdrawn has ended by the next one."""

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from control.messages import Assignment, ModelSpec
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Host
 from control.records import catalog
@@ -126,10 +126,10 @@ def test_an_unload_forgets_the_need(scene: AgentScene) -> None:
 
 def test_records_of_an_older_version_are_read(redis: ReplicaRedis) -> None:
     """A heartbeat without memory, an assignment without bytes; and a need of another form is left out."""
-    farm.beat_host(redis.client, Host("old"), 1, 1)
-    farm.beat_host(redis.client, Host("new", memory=GIB), 1, 1)
-    farm.beat_host(redis.client, Host("gpus", ("cuda:0",), memory=GIB, device_memory={"cuda:0": 8 * GIB}), 1, 1)
-    living = {one.id: one for one in farm.living_hosts(redis.client)}
+    membership.beat_host(redis.client, Host("old"), 1, 1)
+    membership.beat_host(redis.client, Host("new", memory=GIB), 1, 1)
+    membership.beat_host(redis.client, Host("gpus", ("cuda:0",), memory=GIB, device_memory={"cuda:0": 8 * GIB}), 1, 1)
+    living = {one.id: one for one in membership.living_hosts(redis.client)}
     assert {name: one.memory for name, one in living.items()} == {"gpus": GIB, "new": GIB, "old": None}
     assert [dict(living[name].device_memory) for name in ("gpus", "new")] == [{"cuda:0": 8 * GIB}, {}]
     redis.client.hset("furrow:needs", "odd", "{}")
@@ -143,7 +143,7 @@ def test_records_of_an_older_version_are_read(redis: ReplicaRedis) -> None:
 
 
 def test_a_farm_that_plans_no_memory_looks_for_no_needs(redis: ReplicaRedis) -> None:
-    farm.beat_host(redis.client, Host("one"), 1, 1)
+    membership.beat_host(redis.client, Host("one"), 1, 1)
     catalog.put_spec(redis.client, ModelSpec(name=MODEL, source=str(MODEL_DIR)))
     reports = list[str]()
     Planner(redis.client, lambda model, replica, why: reports.append(why)).turn()
@@ -161,7 +161,7 @@ def test_models_that_are_desired_together_share_a_host(redis: ReplicaRedis) -> N
     planner = Planner(redis.client, lambda model, replica, why: reports.append(why))
 
     def placed() -> bool:
-        farm.beat_host(redis.client, host, 1, 1)
+        membership.beat_host(redis.client, host, 1, 1)
         planner.turn()
         return len(farm.assignments(redis.client, "one")) == 2
 
@@ -194,7 +194,7 @@ def test_what_was_started_before_its_need_was_known_is_counted_as_it_serves(
 ) -> None:
     """With the KV tokens that its ranks took. Nothing is placed beside it before that."""
     host = Host("one", memory=GIB)
-    farm.beat_host(redis.client, host, 1, 1)
+    membership.beat_host(redis.client, host, 1, 1)
     first = ModelSpec(name=MODEL, source=str(MODEL_DIR), revision=1)
     catalog.put_spec(redis.client, first)
     planner = Planner(redis.client, lambda model, replica, why: None)
@@ -212,7 +212,7 @@ def test_what_was_started_before_its_need_was_known_is_counted_as_it_serves(
     catalog.put_spec(redis.client, ModelSpec(name="second", source=str(MODEL_DIR), kv_tokens=1024))
     expected = [MODEL] if counted is None else sorted([MODEL, "second"])
     for _ in range(20):
-        farm.beat_host(redis.client, host, 1, 1)
+        membership.beat_host(redis.client, host, 1, 1)
         planner.turn()
         held = {one.spec.name: one for one in farm.assignments(redis.client, "one")}
         if counted is not None and sorted(held) == expected:
@@ -246,7 +246,7 @@ def test_a_later_model_gets_kv_memory_that_another_gives_back(redis: ReplicaRedi
     planner = Planner(redis.client, lambda model, replica, why: reports.append(why))
 
     def turn() -> dict[str, Assignment]:
-        farm.beat_host(redis.client, host, 1, 1)
+        membership.beat_host(redis.client, host, 1, 1)
         planner.turn()
         return {one.spec.name: one for one in farm.assignments(redis.client, "one")}
 
@@ -291,7 +291,7 @@ def test_ranks_get_uneven_shares_where_even_ones_fit_nowhere(redis: ReplicaRedis
 
     def turn() -> dict[str, Assignment]:
         for host in hosts:
-            farm.beat_host(redis.client, host, 1, 1)
+            membership.beat_host(redis.client, host, 1, 1)
         planner.turn()
         return {name: one for name in sizes for one in farm.assignments(redis.client, name)}
 

@@ -15,7 +15,7 @@ import pytest
 from control import requests
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, ModelSpec, Sampling
-from control.placement import farm
+from control.placement import membership
 from control.records import catalog
 from control.replicas import health, model_overviews
 from control.requests import Enqueue
@@ -95,7 +95,7 @@ def test_a_group_over_two_hosts_has_the_tokens_of_one_rank_and_survives(redis: R
     with ExitStack() as stack:
         stack.enter_context(agent(redis, "one"))
         other = stack.enter_context(agent(redis, "two"))
-        until(lambda: len(farm.living_hosts(redis.client)) == 2, 30.0)
+        until(lambda: len(membership.living_hosts(redis.client)) == 2, 30.0)
         load(redis, "spread", folder)
         assert sorted(hosts_of(redis, "spread")) == ["one", "two"]
         assert model_overviews.overview(redis.client, "spread").replicas[0].host in ("one,two", "two,one")
