@@ -158,7 +158,7 @@ class UnloadModel(Command, tag="unload_model", frozen=True):
     model_id: str
 
 
-class Shutdown(Command, tag="shutdown", frozen=True):
+class ShutdownRank(Command, tag="shutdown", frozen=True):
     """Answer bye and exit 0."""
 
 
@@ -171,7 +171,7 @@ AnyCommand = (
     | GenerateStepWithImages
     | ClearKvCache
     | UnloadModel
-    | Shutdown
+    | ShutdownRank
 )
 
 decode_command = msgspec.json.Decoder(AnyCommand).decode

@@ -107,7 +107,7 @@ class ModelOnDemand:
 
 
 def follow(spec: ModelSpec, before: Demand, traffic: Traffic, now: int) -> Demand:
-    """The demand after a look at the requests. A model that sleeps is not woken here: `Turns` does that."""
+    """The demand after a look at the requests. A model that sleeps is not woken here: `WakePlanner` does that."""
     after = _noted(spec, before, traffic, now)
     replicas = min(max(after.replicas, spec.least_replicas), spec.replicas)
     if after.short and now - after.short >= SHORT_MS and replicas < spec.replicas:
@@ -176,7 +176,7 @@ def in_use(model: ModelOnDemand, now: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Woken:
+class WakePlan:
     """The decisions of one turn: the demands that change, and of each model that can't be woken now the reason. Those
     of `hopeless` could not be placed if all models on demand slept."""
 
@@ -187,7 +187,7 @@ class Woken:
     """By model that is woken, the models that go to sleep for it."""
 
 
-class Turns:
+class WakePlanner:
     """Decides which of the models that sleep and have requests are woken, and which models go to sleep for them.
 
     The model whose requests wait longest is first. It takes what is free. Where that is too little, models that are not
@@ -206,9 +206,9 @@ class Turns:
             (one for one in models if one.demand.replicas == 0 and one.traffic.queued and not one.spec.paused),
             key=lambda model: (model.demand.waiting, model.spec.name),
         )
-        self._woken = Woken()
+        self._woken = WakePlan()
 
-    def wake(self, may_evict: Mapping[str, bool]) -> Woken:
+    def wake(self, may_evict: Mapping[str, bool]) -> WakePlan:
         """`may_evict`: by model, whether its tenants may have others give way now."""
         for model in self._sleepers:
             name = model.spec.name
@@ -296,7 +296,7 @@ class Turns:
         return min(latest, default=self._now)
 
 
-def rooms_for_turns(
+def rooms_for_waking(
     hosts: Sequence[Host],
     needs: Needs,
     held: Mapping[str, Sequence[Assignment]],
@@ -304,8 +304,10 @@ def rooms_for_turns(
     models: Iterable[ModelOnDemand],
     uses: Uses | None = None,
 ) -> tuple[Room, Room]:
-    """The two rooms of `Turns`, beside the KV memory that replicas can give back by their `uses`. `specs`: all that are
-    desired; their missing replicas are placed first."""
+    """The two rooms of a `WakePlanner`, with the KV memory that replicas can give back by their `uses`.
+
+    `specs`: all that are desired; their missing replicas are placed first.
+    """
     held = with_lent(held, needs, uses or {})
     spare = {(model.spec.name, replica) for model in models for replica in model.spare_replicas}
     demands = {model.spec.name: model.demand.replicas for model in models}

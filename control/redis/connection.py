@@ -25,7 +25,8 @@ from control.redis.clients import LONGEST_BLOCK_MS, AsyncRedis, SyncRedis, unava
 from control.redis.clients import connect as connect
 from control.redis.clients import connect_async as connect_async
 from control.redis.clients import connect_blocking as connect_blocking
-from control.redis.routing import ABSENT, AsyncCluster, Cluster, Command, Routed, Wire, exchange
+from control.redis.cluster import AsyncCluster, Cluster, Routed
+from control.redis.pipeline import ABSENT, Pipeline, RedisCommand, exchange
 from control.scripts import SCRIPTS, refused
 
 # --- Refusals --------------------------------------------------------------------------------------------------------
@@ -118,8 +119,8 @@ class Call(Generic[T]):
         head = ["EVALSHA", script.sha] if by_sha else ["EVAL", script.text]
         return [*head, len(self.keys), *self.keys, *self.args]
 
-    def command(self, *, by_sha: bool) -> Command:
-        return Command(tuple(self.words(by_sha=by_sha)), {NEVER_DECODE: True} if self.binary else {})
+    def command(self, *, by_sha: bool) -> RedisCommand:
+        return RedisCommand(tuple(self.words(by_sha=by_sha)), {NEVER_DECODE: True} if self.binary else {})
 
 
 def read(*words: Any, parse: Callable[[Any], T]) -> Call[T]:
@@ -209,9 +210,9 @@ class Posted:
     def __init__(self, client: SyncRedis, calls: Sequence[Call[Any]]) -> None:
         self._client = client
         self._calls = calls
-        self._under_way: Wire | Routed[list[Any]] | Exception | None = self._send()
+        self._under_way: Pipeline | Routed[list[Any]] | Exception | None = self._send()
 
-    def _send(self) -> Wire | Routed[list[Any]] | Exception:
+    def _send(self) -> Pipeline | Routed[list[Any]] | Exception:
         self._sending = _Sending(self._calls)
         return _depart(self._client, self._sending.commands())
 
@@ -278,7 +279,7 @@ class _Sending:
         """The wait for answers begins."""
         self._began = time.monotonic()
 
-    def commands(self) -> list[Command]:
+    def commands(self) -> list[RedisCommand]:
         """The commands to send now; none once every call has an answer or has failed."""
         self._sent = list(self._by_sha)
         return [self._calls[i].command(by_sha=by_sha) for i, by_sha in self._by_sha.items()]
@@ -315,16 +316,16 @@ class _Sending:
         ]
 
 
-def _depart(client: SyncRedis, commands: Sequence[Command]) -> Wire | Routed[list[Any]] | Exception:
+def _depart(client: SyncRedis, commands: Sequence[RedisCommand]) -> Pipeline | Routed[list[Any]] | Exception:
     """The first half of a pipelined round trip; the exception that it failed with is its result."""
     try:
-        return client.depart(commands) if isinstance(client, Cluster) else Wire(client, commands)
+        return client.depart(commands) if isinstance(client, Cluster) else Pipeline(client, commands)
     except ABSENT as error:
         drop_idle(client, error)
         return error
 
 
-def _arrive(client: SyncRedis, wire: Wire | Routed[list[Any]] | Exception) -> list[Any] | Exception:
+def _arrive(client: SyncRedis, wire: Pipeline | Routed[list[Any]] | Exception) -> list[Any] | Exception:
     """The second half: the replies, or the exception that it failed with."""
     if isinstance(wire, Exception):
         return wire
@@ -335,7 +336,7 @@ def _arrive(client: SyncRedis, wire: Wire | Routed[list[Any]] | Exception) -> li
         return error
 
 
-async def _aexchange(client: AsyncRedis, commands: Sequence[Command]) -> list[Any] | Exception:
+async def _aexchange(client: AsyncRedis, commands: Sequence[RedisCommand]) -> list[Any] | Exception:
     """One pipelined round trip; the exception that it failed with is its result."""
     try:
         return await (client.exchange(commands) if isinstance(client, AsyncCluster) else exchange(client, commands))

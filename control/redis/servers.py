@@ -11,8 +11,9 @@ from redis import exceptions as redis_errors
 
 from control.errors import RedisUnavailable, SettingsError
 from control.redis.clients import SyncRedis, unavailable
+from control.redis.cluster import Cluster, servers_of
 from control.redis.connection import read, run, transient
-from control.redis.routing import ABSENT, Cluster, servers_of
+from control.redis.pipeline import ABSENT
 from control.redis.urls import address
 from control.sizes import in_words
 from control.version import OLDEST_REDIS

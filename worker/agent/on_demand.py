@@ -17,10 +17,10 @@ from control.placement.demand import (
     Demand,
     ModelOnDemand,
     Traffic,
-    Turns,
-    Woken,
+    WakePlan,
+    WakePlanner,
     follow,
-    rooms_for_turns,
+    rooms_for_waking,
     with_replicas,
 )
 from control.placement.farm import FRESH_S, WHOLE_EVERY_S, FarmView
@@ -183,16 +183,16 @@ class OnDemand:
 
     def _wake(
         self, models: list[ModelOnDemand], view: FarmView, needs: Needs, awaited: Collection[str], now: int
-    ) -> Woken:
+    ) -> WakePlan:
         called = [one for one in models if one.demand.replicas == 0 and one.traffic.queued]
         ready = [one for one in models if one.spec.name not in awaited]
         if not called or not ready:
-            return Woken()
+            return WakePlan()
         tenants = self._tenants([model.spec.name for model in called])
         may_evict = self._may_evict(tenants, len(models), now)
         uses = health.kv_uses(self._client, view.held, needs)
-        rooms = rooms_for_turns(view.hosts, needs, view.held, view.specs, models, uses)
-        woken = Turns(ready, *rooms, now).wake(may_evict)
+        rooms = rooms_for_waking(view.hosts, needs, view.held, view.specs, models, uses)
+        woken = WakePlanner(ready, *rooms, now).wake(may_evict)
         evicting = [name for name, gave_way in woken.gave_way.items() if gave_way]
         notes = [farm.note_tenant(tenant, evicted=True) for name in evicting for tenant in tenants.get(name, ())]
         if notes:
@@ -222,7 +222,7 @@ class OnDemand:
         evictions = Counter(turn.tenant for turn in turns if turn.evicted)
         return {model: any(evictions[tenant] < share for tenant in own) for model, own in tenants.items()}
 
-    def _write(self, changed: Mapping[str, Demand], models: Mapping[str, ModelOnDemand], woken: Woken) -> None:
+    def _write(self, changed: Mapping[str, Demand], models: Mapping[str, ModelOnDemand], woken: WakePlan) -> None:
         if changed:
             run_every(self._client, [farm.put_demand(name, demand) for name, demand in changed.items()])
         for name, demand in changed.items():

@@ -25,7 +25,8 @@ from control.placement.membership import HostFacts, facts_of_all
 from control.records import catalog
 from control.records.api_reports import Breach, breaches_of
 from control.redis.clients import SyncRedis, unavailable
-from control.redis.routing import ABSENT, servers_of
+from control.redis.cluster import servers_of
+from control.redis.pipeline import ABSENT
 from control.redis.urls import address
 from control.replicas.model_overviews import Overview
 
