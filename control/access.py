@@ -1,9 +1,18 @@
 """API keys: their records, limits and usage.
 
-Limits hold over all models and API processes: a call is charged an estimate before it is queued, and the script that
-ends a request leaves a settlement in the model's slot, because in a Cluster one script can't touch keys of a model and
-of an API key. Limits may be wrong for a minute, bills may not, so that script counts the usage. A reservation of the
-whole context would admit one request a minute, so tokens beyond 1,024 a choice become a debt.
+A key is one hash in Redis, found by the id in its secret. A secret reads `fk-<id>-<43 characters>`, of which the last
+part is 256 random bits. So many can't be guessed, so one SHA-256 is all that the farm keeps of them: the slow hashes
+that passwords need would only cost every request. Every change of a key counts a version up as its last step: a process
+that keeps keys in memory looks at that one number.
+
+Limits hold over all models and API processes: a call is charged an estimate before it is queued (`spend`). The estimate
+is its hold. In a Cluster one script can't touch keys of a model and of an API key. So the script that ends a request,
+and emit now and then while it runs, add a settlement to a stream in the model's slot. Any API process reads it, applies
+it to the key's bucket (`settle`) and deletes it. Applying one twice changes nothing, so no process has to own it.
+
+Limits may be wrong for a minute, bills may not: the script that ends a request counts its usage, by UTC day, key and
+kind in a hash of the model's slot. A reservation of the whole context would admit one request a minute, so tokens
+beyond 1,024 a choice become a debt.
 """
 
 from __future__ import annotations
@@ -26,15 +35,6 @@ from control.keys import CLASSES, TENANT_NAME, KeyKeys, ModelKeys
 from control.records.catalog import as_fields, from_fields
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_every
-
-# --- A key and its secret --------------------------------------------------------------------------------------------
-
-# An API key as the farm keeps it, and the secret that its owner has.
-#
-# A secret reads `fk-<id>-<43 characters>`: the id finds the record, the rest are 256 random bits. So many can't be
-# guessed, however fast a hash is, so one SHA-256 is all that the farm needs to keep of them; the slow hashes that
-# passwords need would buy nothing and cost every request.
-
 
 _SECRET = re.compile(r"fk-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
 _NUMBERS = ("rpm", "tpm", "max_concurrent", "expires")
@@ -136,13 +136,6 @@ def key_id_of(secret: str) -> str | None:
     return match[1] if match else None
 
 
-# --- Keys in Redis ---------------------------------------------------------------------------------------------------
-
-# API keys in Redis: one hash each, found by the id in the secret.
-#
-# Every change counts a version up, last of all its steps: whoever keeps keys in memory looks at that one number.
-
-
 REVOKED_DAYS = 90
 """Days for which a revoked key can still be shown."""
 
@@ -242,9 +235,6 @@ def _last_used(key_id: str) -> Call[int]:
     return read("GET", KeyKeys(key_id).used, parse=lambda reply: int(reply or 0))
 
 
-# --- Limits ----------------------------------------------------------------------------------------------------------
-
-
 # Requests and tokens per minute as buckets that fill evenly, and requests at one time.
 #
 # A hold is what one call to the API takes: an estimate for each of its requests (`spend`). The script that ends a
@@ -312,16 +302,6 @@ def _allowance(key: ApiKey, levels: list[Any]) -> Allowance:
     return Allowance(key.rpm, requests, requests_ms, key.tpm, tokens, tokens_ms)
 
 
-# --- Settlements -----------------------------------------------------------------------------------------------------
-
-# Settlements: what requests of limited API keys took, from the model's slot to the key's.
-#
-# A model and a key are in different slots of a Cluster, so no script ends a request and changes its key's bucket. The
-# script that ends it, and emit now and then while it runs, add a settlement to the model's stream. Any process reads
-# it, applies it and deletes it. Applying one twice changes nothing, so no process has to own it, and each may die
-# meanwhile.
-
-
 MOST_READ = 128
 """Settlements read in one call."""
 
@@ -364,13 +344,6 @@ def forget(model: str, settlements: Sequence[Settlement]) -> Call[int]:
 def metered_models() -> Call[set[str]]:
     """Every model that was ever loaded, unloaded ones included: they may have settlements, and their usage counts."""
     return read("SMEMBERS", keys.METERED, parse=set)
-
-
-# --- Usage -----------------------------------------------------------------------------------------------------------
-
-# Usage per key, model and day. The script that ends a request counts it, so no request is lost or counted twice.
-#
-# The counts of a model lie in its own slot, one hash for each UTC day, with a field per key and kind.
 
 
 KINDS = ("requests", "prompt", "cached", "completion")

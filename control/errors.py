@@ -1,4 +1,8 @@
-"""Every error that Furrow raises on purpose, as one tree; the data travels on the exception, never only in its text."""
+"""Every error that Furrow raises on purpose, as one tree; the data travels on the exception, never only in its text.
+
+Errors of a request come first, then those of the farm's set-up (settings, Redis, files of models, devices), then those
+of a group of ranks.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,6 @@ RankErrorKind = Literal[
 
 class FurrowError(Exception):
     """Root of the tree. `str(error)` is always fit to be shown to a user: it names the value and the remedy."""
-
-
-# --- what a client did ----------------------------------------------------------------------------------------------
 
 
 class RequestError(FurrowError):
@@ -209,9 +210,6 @@ class ModelUnavailable(FurrowError):
         self.detail = detail
 
 
-# --- what the operator set up ---------------------------------------------------------------------------------------
-
-
 class SettingsError(FurrowError):
     """A setting that can't be used. The message names it, its value and what is accepted."""
 
@@ -282,9 +280,6 @@ class NotMappable(SettingsError):
 
 class DevicesError(FurrowError):
     """The requested devices are absent, or their count differs from the world size."""
-
-
-# --- what the group met ---------------------------------------------------------------------------------------------
 
 
 class RankError(FurrowError):

@@ -1,4 +1,7 @@
-"""Reports of API processes to operators: requests that ended, and files of models that broke their bounds."""
+"""Reports of API processes to operators: requests that ended, and files of models that broke their bounds.
+
+Each is kept for an hour at most. Of the ended requests the newest of all processes together are kept.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,6 @@ from control import keys
 from control.clock import now_ms
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_every, write
-
-# --- Ended -----------------------------------------------------------------------------------------------------------
-
-# Requests that have ended, as the API processes saw their ends: kept for an hour at most, the newest ones of all
-# processes together, for operators who look for what has failed.
-
 
 KEPT_S = 3600
 """The time for which an ended request, or the last breach of a file, is shown."""
@@ -79,11 +76,6 @@ def ended(
 
 def _records(reply: list[tuple[str, dict[str, str]]]) -> list[EndedRequest]:
     return [msgspec.json.decode(fields["record"], type=EndedRequest) for _, fields in reply]
-
-
-# --- Breaches --------------------------------------------------------------------------------------------------------
-
-# Files of models that broke their bounds in an API process, for the doctor and the console.
 
 
 CALLS = "calls"

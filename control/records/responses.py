@@ -225,11 +225,6 @@ def _nothing(_: Any) -> None:
     return None
 
 
-# --- Chat completions ------------------------------------------------------------------------------------------------
-
-# Stored chat completions: records as those of responses, with the same quota, and a list of each owner's.
-
-
 @dataclass(frozen=True, slots=True)
 class ChatPage:
     """Rids of some of an owner's stored chat completions, in order; `next` is the place of the page after it, 0 at the

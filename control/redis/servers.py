@@ -1,4 +1,6 @@
-"""The servers of Redis: fit for Furrow, their memory, and the round trip to them."""
+"""The servers behind a client: whether they are fit for Furrow, their memory, the round trip to them, and this host's
+clock beside theirs.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,6 @@ from control.redis.pipeline import ABSENT
 from control.redis.urls import address
 from control.sizes import in_words
 from control.version import OLDEST_REDIS
-
-# --- Readiness -------------------------------------------------------------------------------------------------------
-
-# Waiting for Redis at start, and refusing one that can't keep Furrow's promises.
-
 
 _SAY_EVERY_S = 10.0
 """Between two lines of the same error; another error is told at once."""
@@ -119,11 +116,6 @@ def _check_fitness(client: SyncRedis, say: Callable[[str], None], clustered: boo
         raise RedisUnavailable(f"Redis at {where} is a replica: give Furrow the URL of the primary.")
 
 
-# --- Memory ----------------------------------------------------------------------------------------------------------
-
-# The memory of the Redis servers: how much is used, and how much may be.
-
-
 NEARLY_FULL = 0.9
 
 
@@ -169,11 +161,6 @@ def _memory(where: str, info: dict[str, Any]) -> ServerMemory:
         most=int(info.get("maxmemory", 0)),
         machine=int(info.get("total_system_memory", 0)),
     )
-
-
-# --- Round trip ------------------------------------------------------------------------------------------------------
-
-# The round trip to Redis, and this host's clock beside the one of Redis.
 
 
 TRIES = 5

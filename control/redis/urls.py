@@ -9,10 +9,6 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, u
 
 from control.errors import SettingsError
 
-# --- Address ---------------------------------------------------------------------------------------------------------
-
-# Naming a Redis server in messages and logs: never with its password.
-
 
 def redacted(url: str) -> str:
     """`url` with its password, if any, replaced by ***.
@@ -71,11 +67,6 @@ def endpoint(client: Any) -> tuple[str, int] | None:
 
 def _listed(places: Iterable[tuple[str, int]]) -> str:
     return ",".join(f"{host}:{port}" for host, port in places)
-
-
-# --- Urls ------------------------------------------------------------------------------------------------------------
-
-# Parsed Redis URLs: one server, a primary that Sentinels know, or a Cluster.
 
 
 FORMS = (

@@ -94,9 +94,6 @@ def why(host: str, youngest: Occupant, others: Sequence[Occupant], memory: HostM
     )
 
 
-# --- the record in Redis: it outlives agent and supervisor -----------------------------------------------------------
-
-
 def note_death(host: str, pid: int, model: str, replica: str, rank: int) -> list[Call[int]]:
     """The calls that store a death; twice counts once."""
     stream = keys.memory_deaths(host)

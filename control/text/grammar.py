@@ -1,7 +1,9 @@
 """Grammars compiled by llguidance: the API compiles to check, the leader to constrain, both with the same limits.
 
 The library bounds what a grammar may cost by itself (`_LIMITS`, and the size of an expanded schema), never fetches a
-reference, and lets other threads run meanwhile.
+reference, and lets other threads run meanwhile. JSON schemas are first written in the keywords that it enforces
+(`for_library`). The meaning stays: a keyword is only replaced by others that allow the same values. Where there are
+none the keyword stays, and the library refuses it by name.
 """
 
 from __future__ import annotations
@@ -19,14 +21,6 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from control.errors import GrammarRefused
 from control.messages import Grammar
 from control.text.vocabulary import TokenBytes
-
-# --- JSON schemas ----------------------------------------------------------------------------------------------------
-
-# JSON schemas as people's libraries write them, in the keywords that llguidance enforces.
-#
-# The meaning stays: a keyword is only replaced by others that allow the same values. Where there are none the keyword
-# stays, and the library refuses it by name.
-
 
 FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
@@ -157,9 +151,6 @@ def _resolved(reference: Any, root: Any) -> Any:
         word = part.replace("~1", "/").replace("~0", "~")
         schema = schema.get(word) if isinstance(schema, dict) else None
     return schema
-
-
-# --- Grammars --------------------------------------------------------------------------------------------------------
 
 
 MAX_CHARACTERS = 131_072

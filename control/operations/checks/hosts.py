@@ -1,4 +1,4 @@
-"""Checks of the hosts and of models' files, by heartbeats and the facts that agents publish."""
+"""Checks of the hosts, and of the models' files that they have, by heartbeats and the facts that agents publish."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ from control.placement.membership import ApiRecord, FilesHere, HostFacts, Space
 from control.records.api_reports import CALLS, Breach
 from control.sizes import in_words
 from control.version import VERSION
-
-# --- Hosts -----------------------------------------------------------------------------------------------------------
-
 
 SKEW_MS = 2_000
 """More is a warning. Furrow's own times are those of Redis; certificates, keys and logs go by the hosts' clocks."""
@@ -295,11 +292,6 @@ def _some(words: list[str], most: int = 5) -> str:
     unique = list(Counter(words))
     more = f" and {len(unique) - most} more" if len(unique) > most else ""
     return ", ".join(unique[:most]) + more
-
-
-# --- Files -----------------------------------------------------------------------------------------------------------
-
-# Checks of a model's files: the same on every host.
 
 
 def check_files(

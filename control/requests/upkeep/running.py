@@ -1,4 +1,6 @@
-"""Requests as an operator sees them: lists of those that have not ended, and the life of one."""
+"""Requests as an operator sees them: lists of those that have not ended, and the life of one, with its phases, the
+epochs that had it, and the faults that it met.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,6 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_every
 from control.replicas import health
 from control.requests.ending import cancel
-
-# --- Fields ----------------------------------------------------------------------------------------------------------
-
-# The fields of a request's hash that every list and page of operators shows, read in one place.
-
 
 _COUNTS = ("attempts", "prompt_tokens", "seq", "tokenless")
 _TEXTS = ("state", "tenant", "account", "priority", "replica", "cancel")
@@ -65,181 +62,6 @@ def facts_of(model: str, rid: str, fields: Mapping[str, str]) -> dict[str, Any]:
         "completion_tokens": seq - tokenless,
         "cancelled": fields["cancel"] == "1",
     }
-
-
-# --- The life of a request -------------------------------------------------------------------------------------------
-
-# The life of one request, for an operator: its phases, the epochs that had it, and the faults that it met.
-
-
-_BEFORE = {"t_received": "received", "t_enqueued": "queued"}
-_WITHIN = {"t_claimed": "claimed", "t_prefill": "prefill", "t_first": "first token", "t_last": "ended"}
-_FIELDS = (*FIELDS, "cause", "cached_tokens", "n", "epochs", *_BEFORE, *_WITHIN)
-_ORDER = ("received", "queued", "claimed", "prefill", "first token", "fault", "epoch", "adopted", "ended")
-"""Of phases in one millisecond."""
-_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
-"""Of the ids in answers; what follows is the request's id."""
-
-
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment of a request, a fault that it met (`fault: KIND`), or the begin of an epoch after its first claim."""
-
-    at_ms: int
-    name: str
-    detail: str = ""
-
-
-class RequestEpoch(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica's epoch that was given the request at `at_ms`. `until_ms` is the time of its fault, of the next epoch
-    or of the request's end; None while it goes on."""
-
-    replica: str
-    epoch: int
-    at_ms: int
-    until_ms: int | None
-    formed: health.Formation | None
-    """The stages of its formation, if it was formed after the request's first claim."""
-    fault: health.Fault | None
-    """The fault that ended it."""
-
-
-class RequestLife(RequestFacts, frozen=True, kw_only=True):
-    """`phases` and `epochs` are in order of time. Times are Redis' clock; `received` is the API process's."""
-
-    read_ms: int
-    """The time of this reading."""
-    cause: str
-    choices: int
-    cached_tokens: int
-    phases: list[Phase]
-    epochs: list[RequestEpoch]
-
-
-def bare_id(rid: str) -> str:
-    """The request's id in the id of an answer.
-
-    >>> bare_id("chatcmpl-1f0c")
-    '1f0c'
-    """
-    for prefix in _PREFIXES:
-        rid = rid.removeprefix(prefix)
-    return rid
-
-
-def life_of(client: SyncRedis, models: list[str], rid: str) -> RequestLife:
-    """The request in any of the models, by its id or that of its answer. Raises RequestNotFound, RedisUnavailable."""
-    rid = bare_id(rid)
-    model, fields = find(client, models, rid, _FIELDS)
-    handovers = _handovers(fields)
-    since = handovers[0][2] if handovers else 0
-    until = int(fields["t_last"]) if fields["t_last"] else None
-    replicas = sorted({replica for replica, _, _ in handovers})
-    some_faults = run_every(client, [health.faults(model, name, since, until) for name in replicas])
-    some_formed = run_every(client, [health.formations(model, name) for name in replicas])
-    formed = [
-        (name, one)
-        for name, some in zip(replicas, some_formed, strict=True)
-        for one in some
-        if since < one.led and (until is None or one.led < until)
-    ]
-    faults = [(name, one) for name, some in zip(replicas, some_faults, strict=True) for one in some]
-    phases = [
-        *_moments(fields, handovers),
-        *(_fault(one) for name, one in faults if _holder(handovers, one.at_ms) == name),
-        *(_epoch(name, one) for name, one in formed if _holder(handovers, one.led) == name),
-    ]
-    return RequestLife(
-        **facts_of(model, rid, fields),
-        read_ms=now_ms(),
-        cause=fields["cause"],
-        choices=int(fields["n"] or 0),
-        cached_tokens=int(fields["cached_tokens"] or 0),
-        phases=sorted(phases, key=_place),
-        epochs=_epochs(handovers, faults, formed, until),
-    )
-
-
-def find(client: SyncRedis, models: list[str], rid: str, fields: tuple[str, ...]) -> tuple[str, dict[str, str]]:
-    """The model that has the request, and these fields of it, of which `state` is one. Raises RequestNotFound."""
-    hashes = run_every(client, [_look(model, rid, fields) for model in models])
-    for model, one in zip(models, hashes, strict=True):
-        if one["state"]:
-            return model, one
-    raise RequestNotFound(f"No request {rid!r} in any model. It may have ended more than its retention ago.")
-
-
-def _look(model: str, rid: str, names: tuple[str, ...]) -> Call[dict[str, str]]:
-    def parse(reply: list[str | None]) -> dict[str, str]:
-        return named(names, reply)
-
-    return read("HMGET", ModelKeys(model).request(rid), *names, parse=parse)
-
-
-def _handovers(fields: dict[str, str]) -> list[tuple[str, int, int]]:
-    """Replica, epoch and time of each hand-over to a leader, oldest first."""
-    parts = [one.rsplit(":", 2) for one in fields["epochs"].split()]
-    return [(replica, int(epoch), int(at)) for replica, epoch, at in parts]
-
-
-def _holder(handovers: list[tuple[str, int, int]], at_ms: int) -> str:
-    """The replica that had the request at a time, "" for none."""
-    return next((replica for replica, _, since in reversed(handovers) if since <= at_ms), "")
-
-
-def _moments(fields: dict[str, str], handovers: list[tuple[str, int, int]]) -> list[Phase]:
-    """The phases that the request's hash holds. The last claim has a time of its own; the other hand-overs after the
-    first are adoptions."""
-    moments = _BEFORE | _WITHIN
-    phases = [Phase(at_ms=int(fields[key]), name=name) for key, name in moments.items() if fields[key]]
-    claim = next((place for place, one in enumerate(handovers) if str(one[2]) == fields["t_claimed"]), None)
-    for place, (replica, epoch, at_ms) in enumerate(handovers):
-        if place != claim:
-            phases.append(
-                Phase(at_ms=at_ms, name="adopted" if place else "claimed", detail=f"{replica}, epoch {epoch}")
-            )
-    return phases
-
-
-def _fault(one: health.Fault) -> Phase:
-    named = one.rank < 0 or one.message.startswith(f"rank {one.rank} ")
-    rank = "" if named else f"rank {one.rank}: "
-    return Phase(at_ms=one.at_ms, name=f"fault: {one.kind}", detail=rank + one.message)
-
-
-def _epoch(replica: str, one: health.Formation) -> Phase:
-    return Phase(
-        at_ms=one.led, name="epoch", detail=f"{replica}, epoch {one.epoch}: loaded after {one.loaded - one.led} ms"
-    )
-
-
-def _place(phase: Phase) -> tuple[int, int]:
-    return phase.at_ms, _ORDER.index(phase.name.partition(":")[0])
-
-
-def _epochs(
-    handovers: list[tuple[str, int, int]],
-    faults: list[tuple[str, health.Fault]],
-    formed: list[tuple[str, health.Formation]],
-    until: int | None,
-) -> list[RequestEpoch]:
-    """The hand-overs, each with what ended it."""
-    ends = [*(at_ms for _, _, at_ms in handovers[1:]), until]
-    by_epoch = {(name, one.epoch): one for name, one in faults}
-    formations = {(name, one.epoch): one for name, one in formed}
-    epochs: list[RequestEpoch] = []
-    for (replica, epoch, at_ms), end in zip(handovers, ends, strict=bool(handovers)):
-        fault = by_epoch.get((replica, epoch))
-        stop = fault.at_ms if fault is not None else end
-        formation = formations.get((replica, epoch))
-        epochs.append(
-            RequestEpoch(replica=replica, epoch=epoch, at_ms=at_ms, until_ms=stop, formed=formation, fault=fault)
-        )
-    return epochs
-
-
-# --- Lists -----------------------------------------------------------------------------------------------------------
-
-# The requests of a model that have not ended, for an operator: whose they are, where they are, how long they take.
 
 
 _PAGE = 16
@@ -304,13 +126,6 @@ def _page(queue: str, after: str) -> Call[list[tuple[tuple[int, ...], str]]]:
     return read("XRANGE", queue, after, "+", "COUNT", _PAGE, parse=parse)
 
 
-def cancel_any(client: SyncRedis, models: list[str], rid: str) -> RequestState:
-    """End a request whosever it is, as an operator may, by its id or that of its answer. Raises RequestNotFound."""
-    rid = bare_id(rid)
-    model, fields = find(client, models, rid, ("state", "tenant"))
-    return run(client, cancel(model, rid, fields["tenant"], "cancelled by the operator"))
-
-
 def _look_at_page(model: str, rid: str, now: int, claimed: int) -> Call[OpenRequest | None]:
     def parse(reply: list[str | None]) -> OpenRequest | None:
         fields = named(_LISTED_FIELDS, reply)
@@ -330,3 +145,177 @@ def _look_at_page(model: str, rid: str, now: int, claimed: int) -> Call[OpenRequ
 
 def _count(reply: str | None) -> int:
     return int(reply or 0)
+
+
+_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
+"""Of the ids in answers; what follows is the request's id."""
+
+
+def bare_id(rid: str) -> str:
+    """The request's id in the id of an answer.
+
+    >>> bare_id("chatcmpl-1f0c")
+    '1f0c'
+    """
+    for prefix in _PREFIXES:
+        rid = rid.removeprefix(prefix)
+    return rid
+
+
+def find(client: SyncRedis, models: list[str], rid: str, fields: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+    """The model that has the request, and these fields of it, of which `state` is one. Raises RequestNotFound."""
+    hashes = run_every(client, [_look(model, rid, fields) for model in models])
+    for model, one in zip(models, hashes, strict=True):
+        if one["state"]:
+            return model, one
+    raise RequestNotFound(f"No request {rid!r} in any model. It may have ended more than its retention ago.")
+
+
+def _look(model: str, rid: str, names: tuple[str, ...]) -> Call[dict[str, str]]:
+    def parse(reply: list[str | None]) -> dict[str, str]:
+        return named(names, reply)
+
+    return read("HMGET", ModelKeys(model).request(rid), *names, parse=parse)
+
+
+def cancel_any(client: SyncRedis, models: list[str], rid: str) -> RequestState:
+    """End a request whosever it is, as an operator may, by its id or that of its answer. Raises RequestNotFound."""
+    rid = bare_id(rid)
+    model, fields = find(client, models, rid, ("state", "tenant"))
+    return run(client, cancel(model, rid, fields["tenant"], "cancelled by the operator"))
+
+
+_BEFORE = {"t_received": "received", "t_enqueued": "queued"}
+_WITHIN = {"t_claimed": "claimed", "t_prefill": "prefill", "t_first": "first token", "t_last": "ended"}
+_FIELDS = (*FIELDS, "cause", "cached_tokens", "n", "epochs", *_BEFORE, *_WITHIN)
+_ORDER = ("received", "queued", "claimed", "prefill", "first token", "fault", "epoch", "adopted", "ended")
+"""Of phases in one millisecond."""
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """A moment of a request, a fault that it met (`fault: KIND`), or the begin of an epoch after its first claim."""
+
+    at_ms: int
+    name: str
+    detail: str = ""
+
+
+class RequestEpoch(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica's epoch that was given the request at `at_ms`. `until_ms` is the time of its fault, of the next epoch
+    or of the request's end; None while it goes on."""
+
+    replica: str
+    epoch: int
+    at_ms: int
+    until_ms: int | None
+    formed: health.Formation | None
+    """The stages of its formation, if it was formed after the request's first claim."""
+    fault: health.Fault | None
+    """The fault that ended it."""
+
+
+class RequestLife(RequestFacts, frozen=True, kw_only=True):
+    """`phases` and `epochs` are in order of time. Times are Redis' clock; `received` is the API process's."""
+
+    read_ms: int
+    """The time of this reading."""
+    cause: str
+    choices: int
+    cached_tokens: int
+    phases: list[Phase]
+    epochs: list[RequestEpoch]
+
+
+def life_of(client: SyncRedis, models: list[str], rid: str) -> RequestLife:
+    """The request in any of the models, by its id or that of its answer. Raises RequestNotFound, RedisUnavailable."""
+    rid = bare_id(rid)
+    model, fields = find(client, models, rid, _FIELDS)
+    handovers = _handovers(fields)
+    since = handovers[0][2] if handovers else 0
+    until = int(fields["t_last"]) if fields["t_last"] else None
+    replicas = sorted({replica for replica, _, _ in handovers})
+    some_faults = run_every(client, [health.faults(model, name, since, until) for name in replicas])
+    some_formed = run_every(client, [health.formations(model, name) for name in replicas])
+    formed = [
+        (name, one)
+        for name, some in zip(replicas, some_formed, strict=True)
+        for one in some
+        if since < one.led and (until is None or one.led < until)
+    ]
+    faults = [(name, one) for name, some in zip(replicas, some_faults, strict=True) for one in some]
+    phases = [
+        *_moments(fields, handovers),
+        *(_fault(one) for name, one in faults if _holder(handovers, one.at_ms) == name),
+        *(_epoch(name, one) for name, one in formed if _holder(handovers, one.led) == name),
+    ]
+    return RequestLife(
+        **facts_of(model, rid, fields),
+        read_ms=now_ms(),
+        cause=fields["cause"],
+        choices=int(fields["n"] or 0),
+        cached_tokens=int(fields["cached_tokens"] or 0),
+        phases=sorted(phases, key=_place),
+        epochs=_epochs(handovers, faults, formed, until),
+    )
+
+
+def _handovers(fields: dict[str, str]) -> list[tuple[str, int, int]]:
+    """Replica, epoch and time of each hand-over to a leader, oldest first."""
+    parts = [one.rsplit(":", 2) for one in fields["epochs"].split()]
+    return [(replica, int(epoch), int(at)) for replica, epoch, at in parts]
+
+
+def _holder(handovers: list[tuple[str, int, int]], at_ms: int) -> str:
+    """The replica that had the request at a time, "" for none."""
+    return next((replica for replica, _, since in reversed(handovers) if since <= at_ms), "")
+
+
+def _moments(fields: dict[str, str], handovers: list[tuple[str, int, int]]) -> list[Phase]:
+    """The phases that the request's hash holds. The last claim has a time of its own; the other hand-overs after the
+    first are adoptions."""
+    moments = _BEFORE | _WITHIN
+    phases = [Phase(at_ms=int(fields[key]), name=name) for key, name in moments.items() if fields[key]]
+    claim = next((place for place, one in enumerate(handovers) if str(one[2]) == fields["t_claimed"]), None)
+    for place, (replica, epoch, at_ms) in enumerate(handovers):
+        if place != claim:
+            phases.append(
+                Phase(at_ms=at_ms, name="adopted" if place else "claimed", detail=f"{replica}, epoch {epoch}")
+            )
+    return phases
+
+
+def _fault(one: health.Fault) -> Phase:
+    named = one.rank < 0 or one.message.startswith(f"rank {one.rank} ")
+    rank = "" if named else f"rank {one.rank}: "
+    return Phase(at_ms=one.at_ms, name=f"fault: {one.kind}", detail=rank + one.message)
+
+
+def _epoch(replica: str, one: health.Formation) -> Phase:
+    return Phase(
+        at_ms=one.led, name="epoch", detail=f"{replica}, epoch {one.epoch}: loaded after {one.loaded - one.led} ms"
+    )
+
+
+def _place(phase: Phase) -> tuple[int, int]:
+    return phase.at_ms, _ORDER.index(phase.name.partition(":")[0])
+
+
+def _epochs(
+    handovers: list[tuple[str, int, int]],
+    faults: list[tuple[str, health.Fault]],
+    formed: list[tuple[str, health.Formation]],
+    until: int | None,
+) -> list[RequestEpoch]:
+    """The hand-overs, each with what ended it."""
+    ends = [*(at_ms for _, _, at_ms in handovers[1:]), until]
+    by_epoch = {(name, one.epoch): one for name, one in faults}
+    formations = {(name, one.epoch): one for name, one in formed}
+    epochs: list[RequestEpoch] = []
+    for (replica, epoch, at_ms), end in zip(handovers, ends, strict=bool(handovers)):
+        fault = by_epoch.get((replica, epoch))
+        stop = fault.at_ms if fault is not None else end
+        formation = formations.get((replica, epoch))
+        epochs.append(
+            RequestEpoch(replica=replica, epoch=epoch, at_ms=at_ms, until_ms=stop, formed=formation, fault=fault)
+        )
+    return epochs

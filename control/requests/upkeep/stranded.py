@@ -1,4 +1,8 @@
-"""Requests that no leader will end, and those that nobody follows any more: they are ended here."""
+"""The end of requests that no leader will end, and of requests that nobody follows any more.
+
+No leader ends a request of a model that is unloaded (`abandon`), or of which every replica was given up
+(`StrandedRequests`). Nobody follows a request whose API process has died (`reap`): its on_disconnect is carried out.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,6 @@ from control.replicas import health
 from control.replicas.health import Status
 
 log = structlog.get_logger()
-
-
-# --- Abandon ---------------------------------------------------------------------------------------------------------
-
-# The end of requests that no leader will end: of a model that is unloaded, or of which every replica was given up.
 
 
 PAGE = 128
@@ -74,11 +73,6 @@ def _tenants(keys: ModelKeys, priority: str, first: int) -> Call[list[str]]:
     return read("ZRANGE", keys.served(priority), first, first + PAGE - 1, parse=list[str])
 
 
-# --- Orphans ---------------------------------------------------------------------------------------------------------
-
-# Requests that nobody follows any more: carries out on_disconnect for API processes that have died.
-
-
 GRACE_MS = 30_000
 """Time for which a request of a dead API process waits for its client to return on another one."""
 
@@ -126,11 +120,6 @@ def gone_apis() -> Steps[list[str]]:
     [api_ids] = yield [read("SMEMBERS", keys.APIS, parse=sorted)]
     alive = yield [read("EXISTS", keys.api(api_id), parse=bool) for api_id in api_ids]
     return [api_id for api_id, is_alive in zip(api_ids, alive, strict=True) if not is_alive]
-
-
-# --- Stranded --------------------------------------------------------------------------------------------------------
-
-# Requests of models of which every replica was given up: they end with the cause, because no leader will end them.
 
 
 LOOK_EVERY_S = 1.0
