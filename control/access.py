@@ -196,18 +196,18 @@ def version() -> Call[int]:
     return read("GET", keys.API_KEYS_VERSION, parse=lambda reply: int(reply or 0))
 
 
-def find(client: SyncRedis, named: str) -> ApiKey:
+def find(client: SyncRedis, id_or_name: str) -> ApiKey:
     """The key with this id, or the only one that works of this name. Raises KeyNotFound."""
-    matches = [key for key, _ in list_keys(client) if named in (key.id, key.name)]
-    if exact := [key for key in matches if key.id == named]:
+    matches = [key for key, _ in list_keys(client) if id_or_name in (key.id, key.name)]
+    if exact := [key for key in matches if key.id == id_or_name]:
         return exact[0]
     active = [key for key in matches if not key.revoked]
     if len(active) == 1:
         return active[0]
     if not matches:
-        raise KeyNotFound(f"There is no API key {named!r}. `furrow keys list` shows those that there are.")
+        raise KeyNotFound(f"There is no API key {id_or_name!r}. `furrow keys list` shows those that there are.")
     ids = ", ".join(key.id for key in matches)
-    raise KeyNotFound(f"{len(matches)} API keys have had the name {named!r}; say which one by its id: {ids}.")
+    raise KeyNotFound(f"{len(matches)} API keys have had the name {id_or_name!r}; say which one by its id: {ids}.")
 
 
 def list_keys(client: SyncRedis) -> list[tuple[ApiKey, int]]:
@@ -217,8 +217,8 @@ def list_keys(client: SyncRedis) -> list[tuple[ApiKey, int]]:
     for key_id in ids:
         reads += [get(key_id), _last_used(key_id)]
     replies = run_every(client, reads)
-    listed = [(key, used) for key, used in zip(replies[::2], replies[1::2], strict=True) if key is not None]
-    return sorted(listed, key=lambda one: (one[0].created, one[0].id))
+    keys_with_use = [(key, used) for key, used in zip(replies[::2], replies[1::2], strict=True) if key is not None]
+    return sorted(keys_with_use, key=lambda one: (one[0].created, one[0].id))
 
 
 def count() -> Call[int]:
@@ -267,8 +267,8 @@ def spend(key: ApiKey, hold: str, model: str, estimates: Mapping[str, int]) -> C
         return _allowance(key, reply[1:])
 
     named = KeyKeys(key.id)
-    taken = [word for rid, tokens in estimates.items() for word in (rid, tokens)]
-    args = (hold, key.rpm, key.tpm, key.max_concurrent, model, *taken)
+    words = [word for rid, tokens in estimates.items() for word in (rid, tokens)]
+    args = (hold, key.rpm, key.tpm, key.max_concurrent, model, *words)
     return Call("spend", (named.bucket, named.spent(hold), named.open), args, parse)
 
 
@@ -338,7 +338,7 @@ def pending(model: str) -> Call[list[Settlement]]:
 
 def forget(model: str, settlements: Sequence[Settlement]) -> Call[int]:
     """Delete settlements that were applied."""
-    return read("XDEL", ModelKeys(model).settlements, *(one.id for one in settlements), parse=int)
+    return read("XDEL", ModelKeys(model).settlements, *(settlement.id for settlement in settlements), parse=int)
 
 
 def metered_models() -> Call[set[str]]:
@@ -395,9 +395,9 @@ def usage(client: SyncRedis, count: int, key: str | None = None) -> list[Usage]:
     models = sorted(run(client, metered_models()))
     if key is not None:
         days_of_models = run_every(client, [usage_of_key(model, key, day) for day in days(count) for model in models])
-        return [one for one in days_of_models if one is not None]
+        return [record for record in days_of_models if record is not None]
     days_of_models = run_every(client, [usage_of_day(model, day) for day in days(count) for model in models])
-    return [one for some in days_of_models for one in some]
+    return [record for usages in days_of_models for record in usages]
 
 
 def _number(day: date) -> int:

@@ -26,7 +26,7 @@ def read_farm(client: SyncRedis) -> Farm:
     names = [spec.name for spec in view.specs if spec.on_demand]
     demands = run_every(client, [farm.demand_of(name) for name in names])
     replica_counts = {name: demand.replicas for name, demand in zip(names, demands, strict=True) if demand is not None}
-    return Farm(view.specs, view.hosts, view.held, view.needs, replica_counts)
+    return Farm(view.specs, view.hosts, view.by_host, view.needs, replica_counts)
 
 
 def begin(client: SyncRedis, move: Move, state: Farm) -> bool:

@@ -127,8 +127,8 @@ def _noted(spec: ModelSpec, before: Demand, traffic: Traffic, now: int) -> Deman
     pause_ms = before.pause_ms
     used = before.used
     if came > 0 and before.requested:
-        each = max(1, (now - before.requested) // came)
-        pause_ms = (7 * pause_ms + each) // 8 if pause_ms else each
+        interval_ms = max(1, (now - before.requested) // came)
+        pause_ms = (7 * pause_ms + interval_ms) // 8 if pause_ms else interval_ms
     if came > 0 or (traffic.open and now - used >= USED_EVERY_MS):
         used = now
     awake = before.replicas > 0
@@ -299,7 +299,7 @@ class WakePlanner:
 def rooms_for_waking(
     hosts: Sequence[Host],
     needs: Needs,
-    held: Mapping[str, Sequence[Assignment]],
+    by_host: Mapping[str, Sequence[Assignment]],
     specs: Iterable[ModelSpec],
     models: Iterable[ModelOnDemand],
     uses: Uses | None = None,
@@ -308,22 +308,22 @@ def rooms_for_waking(
 
     `specs`: all that are desired; their missing replicas are placed first.
     """
-    held = with_lent(held, needs, uses or {})
+    by_host = with_lent(by_host, needs, uses or {})
     spare = {(model.spec.name, replica) for model in models for replica in model.spare_replicas}
     demands = {model.spec.name: model.demand.replicas for model in models}
-    there = Counter(one.spec.name for one in {one.place: one for one in _staying(held)}.values())
+    counts = Counter(one.spec.name for one in {one.place: one for one in _staying(by_host)}.values())
     rooms = Room(hosts, needs), Room(hosts, needs)
     for room, is_emptied in zip(rooms, (False, True), strict=True):
-        for host_id, assignments in held.items():
+        for host_id, assignments in by_host.items():
             for one in assignments:
                 if not one.withdrawn and not (is_emptied and one.place in spare):
                     room.take(host_id, one)
         for spec in specs:
             count = spec.least_replicas if is_emptied else replica_count(spec, demands)
-            for _ in range(0 if spec.unload else count - there[spec.name]):
+            for _ in range(0 if spec.unload else count - counts[spec.name]):
                 place(spec, "missing", {}, room)
     return rooms
 
 
-def _staying(held: Mapping[str, Sequence[Assignment]]) -> Iterator[Assignment]:
-    return (one for assignments in held.values() for one in assignments if not one.withdrawn)
+def _staying(by_host: Mapping[str, Sequence[Assignment]]) -> Iterator[Assignment]:
+    return (one for assignments in by_host.values() for one in assignments if not one.withdrawn)

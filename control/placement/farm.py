@@ -88,10 +88,10 @@ def withdraw(client: SyncRedis, host_id: str, assignment: Assignment, at_once: b
 
 def drain_replica(client: SyncRedis, model: str, replica: str) -> list[tuple[str, Assignment]]:
     """Ask every part of the replica to go; (host, assignment) of each. Raises SettingsError if no host has it."""
-    held = [(host, one) for host, assignments in all_assignments(client).items() for one in assignments]
-    parts = [(host, one) for host, one in held if one.place == (model, replica)]
+    assigned = [(host, one) for host, assignments in all_assignments(client).items() for one in assignments]
+    parts = [(host, one) for host, one in assigned if one.place == (model, replica)]
     if not parts:
-        names = sorted({one.replica for _, one in held if one.spec.name == model})
+        names = sorted({one.replica for _, one in assigned if one.spec.name == model})
         raise SettingsError(f"model '{model}' has no replica '{replica}'; it has {', '.join(names) or 'none'}")
     for host, assignment in parts:
         withdraw(client, host, assignment)
@@ -274,8 +274,8 @@ def host_cards(client: SyncRedis) -> list[HostCard]:
     beats = replies[:count]
     assignments = replies[count : 2 * count]
     facts = replies[2 * count :]
-    own = zip(names, beats, assignments, facts, strict=True)
-    return [_host_card(name, name in drained, beat, held, host_facts) for name, beat, held, host_facts in own]
+    hosts = zip(names, beats, assignments, facts, strict=True)
+    return [_host_card(name, name in drained, beat, own, host_facts) for name, beat, own, host_facts in hosts]
 
 
 def _host_card(
@@ -342,8 +342,8 @@ def forget(client: SyncRedis, host_id: str) -> None:
             f"host '{host_id}' is alive; stop its worker first, and `furrow drain {host_id}` before that"
         )
     _refuse_with_replicas(client, host_id)
-    gone = [read("SREM", name, host_id, parse=int) for name in (keys.HOSTS, keys.DRAINED)]
-    run_every(client, [read("DEL", keys.host(host_id), parse=int), *gone])
+    removals = [read("SREM", key, host_id, parse=int) for key in (keys.HOSTS, keys.DRAINED)]
+    run_every(client, [read("DEL", keys.host(host_id), parse=int), *removals])
     try:
         _refuse_with_replicas(client, host_id)
     except SettingsError:  # it came back for a moment, and was given one: only known hosts are looked at
@@ -352,21 +352,21 @@ def forget(client: SyncRedis, host_id: str) -> None:
 
 
 def _refuse_with_replicas(client: SyncRedis, host_id: str) -> None:
-    if held := [f"{one.spec.name}:{one.replica}" for one in assignments(client, host_id)]:
+    if replicas := [f"{one.spec.name}:{one.replica}" for one in assignments(client, host_id)]:
         raise SettingsError(
-            f"host '{host_id}' has replicas: {', '.join(held[:5])}; `furrow drain {host_id}` moves them to others"
+            f"host '{host_id}' has replicas: {', '.join(replicas[:5])}; `furrow drain {host_id}` moves them to others"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class FarmView:
-    """`hosts` are those whose agent beats; `held` has the assignments of every known host. `replicas` are those that
+    """`hosts` are those whose agent beats; `by_host` has the assignments of every known host. `replicas` are those that
     each model of `specs` has in the catalog, read before the assignments. `needs` has the memory of models for which it
     is known."""
 
     specs: list[ModelSpec]
     replicas: dict[str, list[str]]
-    held: dict[str, list[Assignment]]
+    by_host: dict[str, list[Assignment]]
     hosts: list[Host]
     needs: dict[str, ModelNeed]
 
@@ -439,7 +439,7 @@ class FarmReader:
         return FarmView(
             specs=list(self._specs.values()),
             replicas={name: of_model.get(name, []) for name in self._specs},
-            held=dict(zip(hosts, assignments, strict=True)),
+            by_host=dict(zip(hosts, assignments, strict=True)),
             hosts=[
                 host_of(name, beat, name in drained)
                 for name, beat in zip(hosts, beats, strict=True)

@@ -16,7 +16,7 @@ import msgspec
 from control.messages import Assignment, ModelSpec, Place
 from control.placement.placement import Assign, Needs, Parts, Room, Sizes, bytes_of, current_need, least_sizes
 
-Held = Mapping[str, Sequence[Assignment]]
+AssignmentsByHost = Mapping[str, Sequence[Assignment]]
 """Assignments by host id."""
 
 
@@ -31,19 +31,19 @@ Uses = Mapping[Place, KvUse]
 """By model and replica, of those that serve."""
 
 
-def parts_of_replicas(held: Held) -> dict[Place, Parts]:
+def parts_of_replicas(by_host: AssignmentsByHost) -> dict[Place, Parts]:
     """The assignments by replica."""
     replicas: dict[Place, Parts] = {}
-    for host_id, assignments in held.items():
+    for host_id, assignments in by_host.items():
         for one in assignments:
             replicas.setdefault(one.place, {})[host_id] = one
     return replicas
 
 
-def lenders(held: Held, needs: Needs) -> dict[Place, Parts]:
+def lenders(by_host: AssignmentsByHost, needs: Needs) -> dict[Place, Parts]:
     """The replicas that may be asked to give KV memory back, or were: on CPUs, with a share that was chosen for them
     and is more than one whole context."""
-    replicas = parts_of_replicas(held)
+    replicas = parts_of_replicas(by_host)
     return {place: parts for place, parts in replicas.items() if all(_may_lend(one, needs) for one in parts.values())}
 
 
@@ -56,10 +56,10 @@ def _may_lend(one: Assignment, needs: Needs) -> bool:
     return chosen and sized and need is not None and (one.kv_tokens or 0) > need.context_tokens
 
 
-def given_back(held: Held, needs: Needs, uses: Uses) -> list[Assign]:
+def given_back(by_host: AssignmentsByHost, needs: Needs, uses: Uses) -> list[Assign]:
     """Smaller shares of the replicas that do with what they were asked to do with."""
     actions: list[Assign] = []
-    for place, parts in lenders(held, needs).items():
+    for place, parts in lenders(by_host, needs).items():
         for host_id, part in parts.items():
             use = uses.get(place)
             if part.kv_target is not None and use is not None and use.limit <= part.kv_target:
@@ -75,10 +75,10 @@ def _with_tokens(part: Assignment, tokens: int, needs: Needs) -> Assignment:
     return msgspec.structs.replace(part, kv_tokens=tokens, kv_target=None, memory=memory)
 
 
-def with_lent(held: Held, needs: Needs, uses: Uses) -> dict[str, list[Assignment]]:
+def with_lent(by_host: AssignmentsByHost, needs: Needs, uses: Uses) -> dict[str, list[Assignment]]:
     """The assignments if all replicas gave back what they can."""
-    changed = {host_id: list(assignments) for host_id, assignments in held.items()}
-    for place, parts in lenders(held, needs).items():
+    changed = {host_id: list(assignments) for host_id, assignments in by_host.items()}
+    for place, parts in lenders(by_host, needs).items():
         tokens = _least_tokens(place, parts, needs, uses)
         for host_id, part in parts.items():
             smaller = _with_tokens(part, tokens, needs)
@@ -101,11 +101,11 @@ def _least_tokens(place: Place, parts: Parts, needs: Needs, uses: Uses) -> int:
 class Asking:
     """Asks replicas for KV memory, for models without a place in the order in which they came."""
 
-    def __init__(self, held: Held, room: Room, uses: Uses) -> None:
+    def __init__(self, by_host: AssignmentsByHost, room: Room, uses: Uses) -> None:
         """`room`: beside all that hosts hold."""
         self._room = room
         self._uses = uses
-        self._lenders = lenders(held, room.needs)
+        self._lenders = lenders(by_host, room.needs)
         self._asked: dict[Place, int] = {}
         self._promised = Counter[str]()
         """By host, bytes that are given back for others."""

@@ -140,8 +140,8 @@ def living_hosts(client: SyncRedis) -> list[Host]:
 def standbys(client: SyncRedis) -> list[str]:
     """The state of each living host's standby process: off, starting or ready."""
     hosts = known_hosts(client)
-    said = run_every(client, [read("HGET", keys.host(name), "standby", parse=optional_text) for name in hosts])
-    return [word for word in said if word]
+    states = run_every(client, [read("HGET", keys.host(name), "standby", parse=optional_text) for name in hosts])
+    return [state for state in states if state]
 
 
 def agents(client: SyncRedis) -> dict[str, int]:

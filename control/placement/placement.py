@@ -383,9 +383,9 @@ def least_sizes(spec: ModelSpec, parts: Parts, room: Room) -> Sizes:
     """Of each rank of a replica with the fewest KV tokens that it may have, or with those that its ranks have
     already."""
     need = current_need(spec, room.needs)
-    held = next((part.kv_tokens for part in parts.values()), None)
+    kv_tokens = next((part.kv_tokens for part in parts.values()), None)
     shares = next((part.shares for part in parts.values()), [])
-    return Sizes(need, 0 if need is None else spec.kv_tokens or held or need.least_tokens, shares)
+    return Sizes(need, 0 if need is None else spec.kv_tokens or kv_tokens or need.least_tokens, shares)
 
 
 def _share(spec: ModelSpec, chosen: dict[str, dict[int, str]], parts: Parts, room: Room, sizes: Sizes) -> int | None:

@@ -93,16 +93,16 @@ def model_names(client: SyncRedis, model: str | None = None) -> list[str]:
     return names_of_all if model is None else [model]
 
 
-def same(one: ModelSpec, other: ModelSpec) -> bool:
+def same(first: ModelSpec, second: ModelSpec) -> bool:
     """True if both specifications are equal apart from their revisions."""
-    return msgspec.structs.replace(one, revision=0) == msgspec.structs.replace(other, revision=0)
+    return msgspec.structs.replace(first, revision=0) == msgspec.structs.replace(second, revision=0)
 
 
 def tombstone(client: SyncRedis, model: str) -> bool:
     """Ask for the model to be unloaded; False if there is none."""
-    there = run(client, Call("tombstone", (ModelKeys(model).spec,), (), bool))
+    is_known = run(client, Call("tombstone", (ModelKeys(model).spec,), (), bool))
     run(client, read("INCR", keys.MODELS_VERSION, parse=int))
-    return there
+    return is_known
 
 
 def forget(client: SyncRedis, spec: ModelSpec) -> None:
@@ -184,11 +184,11 @@ def retire_batch(model: str, replica: str, heir: str = "") -> Call[tuple[int, in
     return Call("retire", named, (model_keys.base, replica_keys.base, replica, heir), _pair)
 
 
-def _heir(client: SyncRedis, model: str, gone: str) -> str:
+def _heir(client: SyncRedis, model: str, retired: str) -> str:
     """Another replica of the model that has a leader, "" for none."""
-    others = [name for name in run(client, replicas(model)) if name != gone]
-    led = run_every(client, [read("EXISTS", ModelKeys(model).replica(name).lock, parse=bool) for name in others])
-    return next((name for name, leads in zip(others, led, strict=True) if leads), "")
+    candidates = [name for name in run(client, replicas(model)) if name != retired]
+    led = run_every(client, [read("EXISTS", ModelKeys(model).replica(name).lock, parse=bool) for name in candidates])
+    return next((name for name, leads in zip(candidates, led, strict=True) if leads), "")
 
 
 def _pair(reply: list[int]) -> tuple[int, int]:

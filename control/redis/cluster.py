@@ -278,7 +278,7 @@ class Routed(Generic[T]):
         self._cluster = cluster
         self._exchange = exchange
         self._result: T | None = None
-        self._sent = self._send(None)
+        self._under_way = self._send(None)
 
     def _send(self, outcomes: Any) -> list[Pipeline | list[Any] | Exception] | None:
         """Send what follows from the outcomes; None where the exchange is over."""
@@ -290,8 +290,8 @@ class Routed(Generic[T]):
 
     def replies(self) -> T:
         """The result of the exchange."""
-        while self._sent is not None:
-            self._sent = self._send([_arrived(sent) for sent in self._sent])
+        while self._under_way is not None:
+            self._under_way = self._send([_arrived(sent) for sent in self._under_way])
         return self._result  # type: ignore[return-value]
 
 

@@ -33,7 +33,7 @@ def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], Non
     election is waited for. Raises RedisUnavailable after `seconds`, or at once for a wrong password; SettingsError for
     a database that the server does not have, or a server that is too old, evicts keys or is not what its URL says.
     """
-    began = said = time.monotonic()
+    began = reported_at = time.monotonic()
     reported = ""
     while True:
         error = _not_yet(client, say)
@@ -42,11 +42,11 @@ def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], Non
         now = time.monotonic()
         if now - began >= seconds:
             raise error if isinstance(error, RedisUnavailable) else unavailable(client, error) from error
-        why = str(error) or type(error).__name__
-        if why != reported or now - said >= _SAY_EVERY_S:
-            reported = why
-            said = now
-            say(f"waiting for Redis at {address(client)}: {why}")
+        reason = str(error) or type(error).__name__
+        if reason != reported or now - reported_at >= _SAY_EVERY_S:
+            reported = reason
+            reported_at = now
+            say(f"waiting for Redis at {address(client)}: {reason}")
         time.sleep(min(_TRY_EVERY_S, max(0.0, began + seconds - now)))
 
 
@@ -177,15 +177,15 @@ class RoundTrip(NamedTuple):
 
 def measure_round_trip(client: SyncRedis) -> RoundTrip:
     """Ask Redis for its time a few times. Of a Cluster one server is asked. Raises RedisUnavailable."""
-    return min((_once(client) for _ in range(TRIES)), key=lambda one: one.ms)
+    return min((_measure_once(client) for _ in range(TRIES)), key=lambda one: one.ms)
 
 
-def _once(client: SyncRedis) -> RoundTrip:
+def _measure_once(client: SyncRedis) -> RoundTrip:
     before = time.time()
     began = time.perf_counter()
-    there = run(client, read("TIME", parse=_seconds))
+    server_s = run(client, read("TIME", parse=_seconds))
     took = time.perf_counter() - began
-    return RoundTrip(took * 1000, round((before + took / 2 - there) * 1000), int(there * 1000))
+    return RoundTrip(took * 1000, round((before + took / 2 - server_s) * 1000), int(server_s * 1000))
 
 
 def _seconds(reply: list[str] | tuple[int, int]) -> float:

@@ -12,7 +12,7 @@ import msgspec
 
 from control.constants import END_REASON_MS, EPOCHS_LENGTH, POISONS_LENGTH, RANK_BEAT_MS
 from control.keys import ModelKeys, ReplicaKeys
-from control.placement.give_back import Held, KvUse, Uses, lenders
+from control.placement.give_back import AssignmentsByHost, KvUse, Uses, lenders
 from control.placement.placement import Needs
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, Entry, read, run, run_every, write
@@ -61,15 +61,15 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, those in which the rank waited for other ranks."""
 
 
-def beat(model: str, replica: str, rank: int, word: Beat) -> Call[None]:
+def beat(model: str, replica: str, rank: int, report: Beat) -> Call[None]:
     """Write the heartbeat, which lives for BEAT_LIFE_S. Raises Fenced when the epoch has moved on."""
     keys = ReplicaKeys(model, replica)
-    fields: dict[str, Any] = msgspec.to_builtins(word)
+    fields: dict[str, Any] = msgspec.to_builtins(report)
 
     def parse(reply: list[Any]) -> None:
         granted(reply)
 
-    args = (word.epoch, *(part for pair in fields.items() for part in pair))
+    args = (report.epoch, *(part for pair in fields.items() for part in pair))
     return Call("beat", (keys.heartbeat(rank), keys.epoch), args, parse)
 
 
@@ -100,20 +100,20 @@ NEVER_WAITS = 0.1
 def slow_ranks(beats: Sequence[Beat | None]) -> list[int]:
     """The ranks for which all others of their group wait: those spend more than half of their forwards so, these less
     than a tenth. Empty while a rank is silent, or the group has hardly computed."""
-    heard = [beat for beat in beats if beat is not None]
-    if len(beats) < 2 or len(heard) < len(beats) or len({beat.epoch for beat in heard}) > 1:
+    reported = [beat for beat in beats if beat is not None]
+    if len(beats) < 2 or len(reported) < len(beats) or len({beat.epoch for beat in reported}) > 1:
         return []
-    if any(beat.forward_ms < LEAST_MS for beat in heard):
+    if any(beat.forward_ms < LEAST_MS for beat in reported):
         return []
-    shares = [beat.waited_ms / beat.forward_ms for beat in heard]
+    shares = [beat.waited_ms / beat.forward_ms for beat in reported]
     slow = [rank for rank, share in enumerate(shares) if share < NEVER_WAITS]
     waiting = [rank for rank, share in enumerate(shares) if share > WAITS]
     return slow if waiting and len(slow) + len(waiting) == len(shares) else []
 
 
-def kv_uses(client: SyncRedis, held: Held, needs: Needs) -> Uses:
+def kv_uses(client: SyncRedis, by_host: AssignmentsByHost, needs: Needs) -> Uses:
     """Of the replicas that may be asked to give KV memory back, as far as they serve. Raises RedisUnavailable."""
-    places = list(lenders(held, needs))
+    places = list(lenders(by_host, needs))
     beats = run_every(client, [read_beat(model, replica, 0) for model, replica in places])
     return {
         place: KvUse(used=beat.kv_used, limit=beat.kv_limit)

@@ -83,10 +83,10 @@ def to_give_up(deaths: Sequence[MemoryDeath], occupants: Sequence[Occupant], now
     return youngest if len(counted) >= DEATHS else None
 
 
-def why(host: str, youngest: Occupant, others: Sequence[Occupant], memory: HostMemory) -> str:
+def why(host: str, youngest: Occupant, other_replicas: Sequence[Occupant], memory: HostMemory) -> str:
     """The cause with which `youngest` is given up: figures and remedy."""
-    beside = "; beside it " + ", ".join(map(str, others)) if others else ""
-    came = ", which was loaded last" if others else ""
+    beside = "; beside it " + ", ".join(map(str, other_replicas)) if other_replicas else ""
+    came = ", which was loaded last" if other_replicas else ""
     return (
         f"{CAUSE} on host {host}: ranks there were killed {DEATHS} times in {MEMORY_DEATHS_MS // 60_000} minutes. "
         f"{youngest}{came}{beside}; {memory}. Load it with --quant int8 or fewer --kv-tokens, unload another model of "

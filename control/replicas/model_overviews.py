@@ -377,7 +377,7 @@ def _overview(about: _Model, replies: Iterator[Any]) -> Overview:
     )
     if state == "sleeping" and about.demand is not None and about.demand.detail:
         detail = about.demand.detail
-    done = sum(one.state == "loaded" and one.revision == spec.revision for one in replicas)
+    rolled_out = sum(one.state == "loaded" and one.revision == spec.revision for one in replicas)
     return Overview(
         model=spec.name,
         state=state,
@@ -385,7 +385,7 @@ def _overview(about: _Model, replies: Iterator[Any]) -> Overview:
         queued=about.load.queued,
         revision=spec.revision,
         wanted=about.wanted,
-        rolled_out=done,
+        rolled_out=rolled_out,
         assets=about.assets,
         replicas=replicas,
         paused=spec.paused,
@@ -428,7 +428,9 @@ def _replica(
     leader = beats[0]
     placed = status is not None and status.state != "unplaceable"  # else it names the host that planned
     hosts = dict.fromkeys(beat.host for beat in beats if beat is not None and beat.host)
-    done, total = loading_bytes(state, status, [beat for beat in beats if beat is not None and beat.epoch == epoch])
+    done_bytes, total_bytes = loading_bytes(
+        state, status, [beat for beat in beats if beat is not None and beat.epoch == epoch]
+    )
     return ReplicaOverview(
         replica=name,
         revision=revision,
@@ -440,8 +442,8 @@ def _replica(
         seq=leader.seq if leader is not None and leader.epoch == epoch else 0,
         beats=beats,
         backend=backend,
-        done_bytes=done,
-        total_bytes=total,
+        done_bytes=done_bytes,
+        total_bytes=total_bytes,
         placed=bool(hosts) or placed,
         slow=slow_ranks(beats),
     )
@@ -462,10 +464,10 @@ def reading_shared() -> Steps[list[Overview]]:
     """The round trips of `shared_overviews`: one where another process has read them."""
     turn = write("SET", keys.OVERVIEWS_LOCK, "1", "NX", "PX", constants.ROUND_MS, parse=bool)
     stored = read("GET", keys.OVERVIEWS, parse=optional_text)
-    mine, written, names = yield [turn, stored, catalog.names()]
-    if not mine and written is not None:
+    is_reader, stored_text, names = yield [turn, stored, catalog.names()]
+    if not is_reader and stored_text is not None:
         try:
-            return _decode(written)
+            return _decode(stored_text)
         except msgspec.DecodeError:  # of another version of Furrow
             pass
     models = yield from reading_overviews(names)

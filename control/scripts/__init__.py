@@ -170,8 +170,8 @@ class Script:
 
 def compose(text: str) -> Script:
     """Expand the includes of `text`, put its checks in front, and declare the constants that it mentions."""
-    made, rest = checks(text, keys.CLASSES)
-    front = "--@include check\n" + made if made else ""
+    check_lines, rest = checks(text, keys.CLASSES)
+    front = "--@include check\n" + check_lines if check_lines else ""
     body = _INCLUDE.sub(lambda match: source(f"_{match[1]}"), front + rest)
     declared = [f"local {name} = {_literal(value)}" for name, value in _CONSTANTS.items() if name in body]
     whole = "\n".join([*declared, body])

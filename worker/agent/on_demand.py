@@ -190,8 +190,8 @@ class OnDemand:
             return WakePlan()
         tenants = self._tenants([model.spec.name for model in called])
         may_evict = self._may_evict(tenants, len(models), now)
-        uses = health.kv_uses(self._client, view.held, needs)
-        rooms = rooms_for_waking(view.hosts, needs, view.held, view.specs, models, uses)
+        uses = health.kv_uses(self._client, view.by_host, needs)
+        rooms = rooms_for_waking(view.hosts, needs, view.by_host, view.specs, models, uses)
         woken = WakePlanner(ready, *rooms, now).wake(may_evict)
         evicting = [name for name, gave_way in woken.gave_way.items() if gave_way]
         notes = [farm.note_tenant(tenant, evicted=True) for name in evicting for tenant in tenants.get(name, ())]
@@ -246,7 +246,7 @@ class OnDemand:
 def _replicas_by_model(view: FarmView) -> dict[str, dict[str, Parts]]:
     """The parts of each model's replicas, without those that leave."""
     replicas: dict[str, dict[str, Parts]] = {}
-    for host, assignments in view.held.items():
+    for host, assignments in view.by_host.items():
         for one in assignments:
             if not one.withdrawn:
                 replicas.setdefault(one.spec.name, {}).setdefault(one.replica, {})[host] = one

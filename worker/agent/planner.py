@@ -41,7 +41,7 @@ def _first_model(view: FarmView) -> str | None:
     [spec] = view.specs
     if spec.tp > 1 and len(view.hosts) > 1:  # its ranks may be on several hosts, which share its memory evenly
         return None
-    held = [one for assignments in view.held.values() for one in assignments]
+    held = [one for assignments in view.by_host.values() for one in assignments]
     is_first = all(one.spec.name == spec.name and not one.memory for one in held)
     return spec.name if is_first and not spec.unload else None
 
@@ -81,7 +81,7 @@ class Planner:
         """Bring assignments in line with the desired models; True if that is not done yet."""
         view = self._farm.read(self.on_demand.quiet)
         specs = view.specs
-        held = view.held
+        held = view.by_host
         hosts = view.hosts
         living = {host.id for host in hosts}
         unattended = self._unattended(held, living)
@@ -175,7 +175,7 @@ class Planner:
         """Give assignments whose ranks were started before their memory was assigned the KV tokens that the ranks took.
         While these are not known, nothing is placed beside them."""
         planned = {host.id for host in view.hosts if host.memory is not None}
-        for host_id, assignments in view.held.items():
+        for host_id, assignments in view.by_host.items():
             for index, one in enumerate(assignments):
                 name = one.spec.name
                 sized = one.memory or one.kv_tokens is not None or one.spec.kv_tokens is not None

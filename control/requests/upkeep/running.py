@@ -82,13 +82,13 @@ def open_requests(client: SyncRedis, models: Sequence[str], limit: int, tenant: 
 
     Raises RedisUnavailable.
     """
-    claimed = run_every(client, [read("HGET", ModelKeys(model).load, "claimed", parse=_count) for model in models])
-    left = dict(zip(models, claimed, strict=True))
+    claim_counts = run_every(client, [read("HGET", ModelKeys(model).load, "claimed", parse=_count) for model in models])
+    claimed_by_model = dict(zip(models, claim_counts, strict=True))
     now = now_ms()
     oldest = _oldest(client, models, limit, tenant)
-    requests = run_every(client, [_look_at_page(model, rid, now, left[model]) for model, rid in oldest])
-    living = [one for one in requests if one is not None and one.state in ("queued", "running")]
-    return sorted(living, key=lambda one: -one.age_ms)
+    requests = run_every(client, [_look_at_page(model, rid, now, claimed_by_model[model]) for model, rid in oldest])
+    living = [request for request in requests if request is not None and request.state in ("queued", "running")]
+    return sorted(living, key=lambda request: -request.age_ms)
 
 
 def _oldest(client: SyncRedis, models: Sequence[str], limit: int, tenant: str | None) -> list[tuple[str, str]]:
@@ -97,10 +97,10 @@ def _oldest(client: SyncRedis, models: Sequence[str], limit: int, tenant: str | 
     classes = [(ModelKeys(model), name) for model in models for name in CLASSES]
     tenants = run_every(client, [read("ZRANGE", keys.served(name), 0, -1, parse=list) for keys, name in classes])
     queues = [
-        (keys.model, keys.queue(name, one))
+        (keys.model, keys.queue(name, name_of_tenant))
         for (keys, name), names in zip(classes, tenants, strict=True)
-        for one in names
-        if tenant in (None, one)
+        for name_of_tenant in names
+        if tenant in (None, name_of_tenant)
     ]
     pages = run_every(client, [_page(queue, "-") for _, queue in queues])
     heads = [(*page[0], *queue, page[1:]) for queue, page in zip(queues, pages, strict=True) if page]
@@ -165,9 +165,9 @@ def bare_id(rid: str) -> str:
 def find(client: SyncRedis, models: list[str], rid: str, fields: tuple[str, ...]) -> tuple[str, dict[str, str]]:
     """The model that has the request, and these fields of it, of which `state` is one. Raises RequestNotFound."""
     hashes = run_every(client, [_look(model, rid, fields) for model in models])
-    for model, one in zip(models, hashes, strict=True):
-        if one["state"]:
-            return model, one
+    for model, request_fields in zip(models, hashes, strict=True):
+        if request_fields["state"]:
+            return model, request_fields
     raise RequestNotFound(f"No request {rid!r} in any model. It may have ended more than its retention ago.")
 
 
@@ -234,19 +234,19 @@ def life_of(client: SyncRedis, models: list[str], rid: str) -> RequestLife:
     since = handovers[0][2] if handovers else 0
     until = int(fields["t_last"]) if fields["t_last"] else None
     replicas = sorted({replica for replica, _, _ in handovers})
-    some_faults = run_every(client, [health.faults(model, name, since, until) for name in replicas])
-    some_formed = run_every(client, [health.formations(model, name) for name in replicas])
-    formed = [
-        (name, one)
-        for name, some in zip(replicas, some_formed, strict=True)
-        for one in some
-        if since < one.led and (until is None or one.led < until)
+    fault_lists = run_every(client, [health.faults(model, name, since, until) for name in replicas])
+    formation_lists = run_every(client, [health.formations(model, name) for name in replicas])
+    formations = [
+        (name, event)
+        for name, events in zip(replicas, formation_lists, strict=True)
+        for event in events
+        if since < event.led and (until is None or event.led < until)
     ]
-    faults = [(name, one) for name, some in zip(replicas, some_faults, strict=True) for one in some]
+    faults = [(name, event) for name, events in zip(replicas, fault_lists, strict=True) for event in events]
     phases = [
         *_moments(fields, handovers),
-        *(_fault(one) for name, one in faults if _holder(handovers, one.at_ms) == name),
-        *(_epoch(name, one) for name, one in formed if _holder(handovers, one.led) == name),
+        *(_fault(event) for name, event in faults if _holder(handovers, event.at_ms) == name),
+        *(_epoch(name, event) for name, event in formations if _holder(handovers, event.led) == name),
     ]
     return RequestLife(
         **facts_of(model, rid, fields),
@@ -255,13 +255,13 @@ def life_of(client: SyncRedis, models: list[str], rid: str) -> RequestLife:
         choices=int(fields["n"] or 0),
         cached_tokens=int(fields["cached_tokens"] or 0),
         phases=sorted(phases, key=_place),
-        epochs=_epochs(handovers, faults, formed, until),
+        epochs=_epochs(handovers, faults, formations, until),
     )
 
 
 def _handovers(fields: dict[str, str]) -> list[tuple[str, int, int]]:
     """Replica, epoch and time of each hand-over to a leader, oldest first."""
-    parts = [one.rsplit(":", 2) for one in fields["epochs"].split()]
+    parts = [entry.rsplit(":", 2) for entry in fields["epochs"].split()]
     return [(replica, int(epoch), int(at)) for replica, epoch, at in parts]
 
 
@@ -275,7 +275,7 @@ def _moments(fields: dict[str, str], handovers: list[tuple[str, int, int]]) -> l
     first are adoptions."""
     moments = _BEFORE | _WITHIN
     phases = [Phase(at_ms=int(fields[key]), name=name) for key, name in moments.items() if fields[key]]
-    claim = next((place for place, one in enumerate(handovers) if str(one[2]) == fields["t_claimed"]), None)
+    claim = next((place for place, handover in enumerate(handovers) if str(handover[2]) == fields["t_claimed"]), None)
     for place, (replica, epoch, at_ms) in enumerate(handovers):
         if place != claim:
             phases.append(
@@ -284,15 +284,17 @@ def _moments(fields: dict[str, str], handovers: list[tuple[str, int, int]]) -> l
     return phases
 
 
-def _fault(one: health.Fault) -> Phase:
-    named = one.rank < 0 or one.message.startswith(f"rank {one.rank} ")
-    rank = "" if named else f"rank {one.rank}: "
-    return Phase(at_ms=one.at_ms, name=f"fault: {one.kind}", detail=rank + one.message)
+def _fault(fault: health.Fault) -> Phase:
+    named = fault.rank < 0 or fault.message.startswith(f"rank {fault.rank} ")
+    rank = "" if named else f"rank {fault.rank}: "
+    return Phase(at_ms=fault.at_ms, name=f"fault: {fault.kind}", detail=rank + fault.message)
 
 
-def _epoch(replica: str, one: health.Formation) -> Phase:
+def _epoch(replica: str, formation: health.Formation) -> Phase:
     return Phase(
-        at_ms=one.led, name="epoch", detail=f"{replica}, epoch {one.epoch}: loaded after {one.loaded - one.led} ms"
+        at_ms=formation.led,
+        name="epoch",
+        detail=f"{replica}, epoch {formation.epoch}: loaded after {formation.loaded - formation.led} ms",
     )
 
 

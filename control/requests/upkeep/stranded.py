@@ -137,8 +137,8 @@ def given_up(statuses: Mapping[str, Status | None]) -> str | None:
         return None
     name, status = replicas[0]
     assert status is not None
-    others = f" (and {len(replicas) - 1} more)" if len(replicas) > 1 else ""
-    return f"replica {name}{others} was given up: {status.detail}"
+    more = f" (and {len(replicas) - 1} more)" if len(replicas) > 1 else ""
+    return f"replica {name}{more} was given up: {status.detail}"
 
 
 class StrandedRequests:
@@ -162,9 +162,11 @@ class StrandedRequests:
         self._looked = now
         serving = [spec for spec in specs if not spec.unload]
         places = [(spec.name, replica) for spec in serving for replica in replicas.get(spec.name, ())]
-        said = dict(zip(places, run_every(self._client, [health.status_of(*place) for place in places]), strict=True))
+        statuses = dict(
+            zip(places, run_every(self._client, [health.status_of(*place) for place in places]), strict=True)
+        )
         causes = {
-            spec.name: given_up({replica: said[spec.name, replica] for replica in replicas.get(spec.name, ())})
+            spec.name: given_up({replica: statuses[spec.name, replica] for replica in replicas.get(spec.name, ())})
             for spec in serving
         }
         self._since = {name: self._since.get(name, now) for name, cause in causes.items() if cause is not None}
@@ -173,8 +175,8 @@ class StrandedRequests:
             missing = spec.least_replicas > len(replicas.get(spec.name, ()))
             if cause is None or (missing and now - self._since[spec.name] < UNPLACED_S):
                 continue
-            why = str(ModelUnavailable(spec.name, "failed", cause))
-            if ended := abandon(self._client, spec.name, why, "finished", MOST_A_LOOK):
+            message = str(ModelUnavailable(spec.name, "failed", cause))
+            if ended := abandon(self._client, spec.name, message, "finished", MOST_A_LOOK):
                 log.error(
                     "requests of a failed model ended",
                     model=spec.name,
