@@ -106,15 +106,15 @@ class Asking:
         self._room = room
         self._uses = uses
         self._lenders = lenders(by_host, room.needs)
-        self._asked: dict[Place, int] = {}
+        self._targets: dict[Place, int] = {}
         self._promised = Counter[str]()
         """By host, bytes that are given back for others."""
 
     def ask(self, spec: ModelSpec, parts: Parts) -> bool:
         """True if replicas give back, or are asked to, what the missing ranks of a replica need on one host."""
         need = current_need(spec, self._room.needs)
-        there = {rank for part in parts.values() for rank in part.ranks}
-        missing = [rank for rank in range(spec.tp) if rank not in there]
+        present = {rank for part in parts.values() for rank in part.ranks}
+        missing = [rank for rank in range(spec.tp) if rank not in present]
         if need is None:
             return False
         least = least_sizes(spec, parts, self._room)
@@ -134,7 +134,7 @@ class Asking:
         giving = [
             place
             for place, parts in self._lenders.items()
-            if place in self._asked or any(one.kv_target is not None for one in parts.values())
+            if place in self._targets or any(one.kv_target is not None for one in parts.values())
         ]
         return [f"{model}:{replica}" for model, replica in sorted(giving)]
 
@@ -144,26 +144,26 @@ class Asking:
         spare = sorted(self._spare(host_id), key=lambda one: (-one[1], one[0]))
         if short > sum(bytes_there for _, bytes_there, _ in spare):
             return False
-        for place, bytes_there, each in spare:
+        for place, bytes_there, bytes_per_token in spare:
             if short <= 0:
                 break
-            taken = min(short, bytes_there)
-            self._asked[place] = self._tokens(place) - -(-taken // each)
-            short -= taken
+            lent = min(short, bytes_there)
+            self._targets[place] = self._tokens(place) - -(-lent // bytes_per_token)
+            short -= lent
         self._promised[host_id] += size
         return True
 
     def _tokens(self, place: Place) -> int:
         part = next(iter(self._lenders[place].values()))
         assert part.kv_tokens is not None
-        return self._asked.get(place, part.kv_tokens)
+        return self._targets.get(place, part.kv_tokens)
 
     def _pending(self, host_id: str) -> int:
         """Bytes that are being given back, or whose return was requested just now."""
         pending = 0
         for place, parts in self._lenders.items():
             part = parts.get(host_id)
-            tokens = self._asked.get(place, part.kv_target if part is not None else None)
+            tokens = self._targets.get(place, part.kv_target if part is not None else None)
             if part is not None and tokens is not None:
                 smaller = _with_tokens(part, tokens, self._room.needs)
                 pending += bytes_of(part, self._room.needs) - bytes_of(smaller, self._room.needs)
@@ -189,6 +189,6 @@ class Asking:
         """The targets of the replicas that are asked."""
         return [
             Assign(host_id, msgspec.structs.replace(part, kv_target=tokens))
-            for place, tokens in self._asked.items()
+            for place, tokens in self._targets.items()
             for host_id, part in self._lenders[place].items()
         ]

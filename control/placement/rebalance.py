@@ -57,12 +57,12 @@ class Farm:
 
     def moves(self) -> list[Move]:
         """All that should be moved, in this order, each after the former one has ended."""
-        made: list[Move] = []
+        moves: list[Move] = []
         state = self.settled()
-        while len(made) < MOST_MOVES and (move := state.next_move()) is not None:
-            made.append(move)
+        while len(moves) < MOST_MOVES and (move := state.next_move()) is not None:
+            moves.append(move)
             state = state.after(move).without_old(move).settled()
-        return made
+        return moves
 
     def next_move(self) -> Move | None:
         """The next move of a farm where everything that has room is placed; None where none helps."""

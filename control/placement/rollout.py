@@ -55,11 +55,11 @@ class Replica:
         return "old" if self.spec.revision != desired.revision or drained & self.parts.keys() else "current"
 
 
-def free_names(taken: Collection[str]) -> Iterable[str]:
+def free_names(names: Collection[str]) -> Iterable[str]:
     """`r0`, `r1`, … without those that are taken. A name is free again once its replica is gone."""
     index = 0
     while True:
-        if f"r{index}" not in taken:
+        if f"r{index}" not in names:
             yield f"r{index}"
         index += 1
 

@@ -50,8 +50,8 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 def note(records: Sequence[EndedRequest]) -> list[Call[str]]:
     """Keep these records; the oldest of all give way. Sent twice they are kept twice, and shown once."""
     additions = [
-        read("XADD", keys.ENDED, "MAXLEN", "~", MOST, "*", "record", msgspec.json.encode(one).decode(), parse=str)
-        for one in records
+        read("XADD", keys.ENDED, "MAXLEN", "~", MOST, "*", "record", msgspec.json.encode(record).decode(), parse=str)
+        for record in records
     ]
     return [*additions, read("PEXPIRE", keys.ENDED, KEPT_S * 1000, parse=str)]
 
@@ -63,13 +63,13 @@ def ended(
     failed or did not. Raises RedisUnavailable."""
     since = now_ms() - KEPT_S * 1000
     records = run(client, read("XREVRANGE", keys.ENDED, "+", since, "COUNT", MOST, parse=_records))
-    distinct = {(one.id, one.ended_ms): one for one in records}.values()
+    distinct = {(record.id, record.ended_ms): record for record in records}.values()
     fitting = [
-        one
-        for one in distinct
-        if (model is None or one.model == model)
-        and (tenant is None or one.tenant == tenant)
-        and (failed is None or one.failed == failed)
+        record
+        for record in distinct
+        if (model is None or record.model == model)
+        and (tenant is None or record.tenant == tenant)
+        and (failed is None or record.failed == failed)
     ]
     return fitting[:limit]
 
@@ -107,4 +107,4 @@ def breaches_of(client: SyncRedis, models: list[str]) -> dict[str, list[Breach]]
 
 
 def _breaches(values: list[bytes | str]) -> list[Breach]:
-    return sorted((msgspec.json.decode(value, type=Breach) for value in values), key=lambda one: one.file)
+    return sorted((msgspec.json.decode(value, type=Breach) for value in values), key=lambda breach: breach.file)

@@ -137,8 +137,8 @@ def note_load(client: SyncRedis, host: str, model: str, replica: str, revision: 
     """The time at which the host first got this revision of a replica; now, if it has just got it."""
     key = keys.host_loads(host)
     field = f"{model} {replica}"
-    stored, now = run_every(client, [read("HGET", key, field, parse=optional_text), server_ms()])
-    words = (stored or "").split()
+    record, now = run_every(client, [read("HGET", key, field, parse=optional_text), server_ms()])
+    words = (record or "").split()
     if len(words) == 2 and int(words[0]) == revision:
         return int(words[1])
     run(client, write("HSET", key, field, f"{revision} {now}", parse=int))
