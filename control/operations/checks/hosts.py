@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections import Counter
@@ -343,9 +344,15 @@ def check_breaches(breaches: Sequence[Breach], checks: Checks) -> None:
 
 def _by_fingerprint(files_by_host: Mapping[str, FilesHere], versions: Mapping[str, str]) -> dict[str, set[str]]:
     """Hosts by fingerprint. Only hosts of one version of Furrow are compared: the newest has its own way to compute."""
-    newest = max((versions[host] for host in files_by_host), default="")
+    newest = max((versions[host] for host in files_by_host), key=_order, default="")
     prints: dict[str, set[str]] = {}
     for host, files in files_by_host.items():
         if files.fingerprint and versions[host] == newest:
             prints.setdefault(files.fingerprint, set()).add(host)
     return prints
+
+
+def _order(version: str) -> tuple[list[int], str]:
+    """The place of a version among others: its numbers, then, among builds of one release, its text."""
+    release = version.partition("+")[0]
+    return [int(digits) for digits in re.findall(r"\d+", release)], version
