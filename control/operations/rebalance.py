@@ -62,7 +62,7 @@ def _planning(client: SyncRedis) -> Generator[str]:
 
 def is_over(client: SyncRedis, move: Move) -> bool:
     """True once the replica has left and its successor serves. Raises ModelUnavailable where that fails."""
-    replicas = {one.replica: one for one in model_overviews.overview(client, move.model).replicas}
+    replicas = {replica.replica: replica for replica in model_overviews.overview(client, move.model).replicas}
     successor = replicas.get(move.successor.replica)
     if successor is not None and successor.state == "failed":
         raise ModelUnavailable(

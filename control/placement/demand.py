@@ -326,4 +326,4 @@ def rooms_for_waking(
 
 
 def _staying(by_host: Mapping[str, Sequence[Assignment]]) -> Iterator[Assignment]:
-    return (one for assignments in by_host.values() for one in assignments if not one.withdrawn)
+    return (assignment for assignments in by_host.values() for assignment in assignments if not assignment.withdrawn)

@@ -88,7 +88,9 @@ def withdraw(client: SyncRedis, host_id: str, assignment: Assignment, at_once: b
 
 def drain_replica(client: SyncRedis, model: str, replica: str) -> list[tuple[str, Assignment]]:
     """Ask every part of the replica to go; (host, assignment) of each. Raises SettingsError if no host has it."""
-    assigned = [(host, one) for host, assignments in all_assignments(client).items() for one in assignments]
+    assigned = [
+        (host, assignment) for host, assignments in all_assignments(client).items() for assignment in assignments
+    ]
     parts = [(host, one) for host, one in assigned if one.place == (model, replica)]
     if not parts:
         names = sorted({one.replica for _, one in assigned if one.spec.name == model})

@@ -44,7 +44,7 @@ def lenders(by_host: AssignmentsByHost, needs: Needs) -> dict[Place, Parts]:
     """The replicas that may be asked to give KV memory back, or were: on CPUs, with a share that was chosen for them
     and is more than one whole context."""
     replicas = parts_of_replicas(by_host)
-    return {place: parts for place, parts in replicas.items() if all(_may_lend(one, needs) for one in parts.values())}
+    return {place: parts for place, parts in replicas.items() if all(_may_lend(part, needs) for part in parts.values())}
 
 
 def _may_lend(one: Assignment, needs: Needs) -> bool:
@@ -134,7 +134,7 @@ class Asking:
         giving = [
             place
             for place, parts in self._lenders.items()
-            if place in self._targets or any(one.kv_target is not None for one in parts.values())
+            if place in self._targets or any(part.kv_target is not None for part in parts.values())
         ]
         return [f"{model}:{replica}" for model, replica in sorted(giving)]
 
@@ -174,7 +174,7 @@ class Asking:
         token."""
         for place, parts in self._lenders.items():
             part = parts.get(host_id)
-            if part is None or any(one.kv_target is not None for one in parts.values()):
+            if part is None or any(part.kv_target is not None for part in parts.values()):
                 continue
             need = current_need(part.spec, self._room.needs)
             assert need is not None

@@ -85,7 +85,8 @@ class Farm:
     @property
     def is_settled(self) -> bool:
         """True if no replica leaves or gives memory back, and the planner has nothing to do."""
-        if any(one.withdrawn for own in self.by_host.values() for one in own) or is_giving_back(self.by_host):
+        is_leaving = any(assignment.withdrawn for own in self.by_host.values() for assignment in own)
+        if is_leaving or is_giving_back(self.by_host):
             return False
         return all(isinstance(one, Unplaceable) for one in self._actions())
 
@@ -110,25 +111,28 @@ class Farm:
         for _ in range(_MOST_TURNS):
             actions = state._actions()
             by_host = carried_out(state.by_host, actions)
-            leaving = any(one.withdrawn for own in by_host.values() for one in own)
-            state = replace(
-                state, by_host={host: [one for one in own if not one.withdrawn] for host, own in by_host.items()}
-            )
-            if not leaving and not any(isinstance(one, Assign) for one in actions):
+            leaving = any(assignment.withdrawn for own in by_host.values() for assignment in own)
+            staying = {
+                host: [assignment for assignment in own if not assignment.withdrawn] for host, own in by_host.items()
+            }
+            state = replace(state, by_host=staying)
+            if not leaving and not any(isinstance(action, Assign) for action in actions):
                 break
         return state
 
     def _actions(self) -> list[Action]:
         """The planner's actions if every replica serves that does not leave."""
-        serving = {one.place for own in self.by_host.values() for one in own if not one.withdrawn}
+        serving = {assignment.place for own in self.by_host.values() for assignment in own if not assignment.withdrawn}
         return plan(self.specs, self.hosts, self.by_host, serving, needs=self.needs, replica_counts=self.replica_counts)
 
     def _possible(self) -> Iterator[Move]:
         """Every replica that one host has on its CPUs and whose memory is known, to every host that has room for it
         now."""
         current = {spec.name: spec for spec in self.specs if not spec.unload}
-        by_host = [one for own in self.by_host.values() for one in own]
-        names = {name: {one.replica for one in by_host if one.spec.name == name} for name in current}
+        assignments = [assignment for own in self.by_host.values() for assignment in own]
+        names = {
+            name: {assignment.replica for assignment in assignments if assignment.spec.name == name} for name in current
+        }
         planned = [host for host in self.hosts if host.memory is not None and not host.drained]
         for source in planned:
             for one in self.by_host.get(source.id, ()):

@@ -117,7 +117,7 @@ def plan(
     room = _room(hosts, by_host, needs)
     actions += [Withdraw(host_id, *one.place, at_once=True) for host_id, one in _too_much(room, by_host, serving)]
     room.await_places(specs, {name: len(own) for name, own in replicas.items()}, replica_counts)
-    actions += _sized(by_host, room, {one.host for one in actions if isinstance(one, Withdraw)})
+    actions += _sized(by_host, room, {action.host for action in actions if isinstance(action, Withdraw)})
     for spec in specs:
         mine = list(replicas.get(spec.name, {}).values())
         if spec.unload:
@@ -131,7 +131,7 @@ def plan(
 
 def is_giving_back(by_host: Mapping[str, Sequence[Assignment]]) -> bool:
     """True while a replica has KV memory that it was asked to give back."""
-    return any(one.kv_target is not None for assignments in by_host.values() for one in assignments)
+    return any(assignment.kv_target is not None for assignments in by_host.values() for assignment in assignments)
 
 
 def _with(by_host: dict[str, list[Assignment]], assigned: Iterable[Assign]) -> dict[str, list[Assignment]]:
@@ -146,12 +146,14 @@ def _with(by_host: dict[str, list[Assignment]], assigned: Iterable[Assign]) -> d
 
 def carried_out(by_host: dict[str, list[Assignment]], actions: Sequence[Action]) -> dict[str, list[Assignment]]:
     """The assignments once the actions are carried out; what is withdrawn leaves."""
-    changed = _with(by_host, (one for one in actions if isinstance(one, Assign)))
-    leaving = {(one.host, one.model, one.replica) for one in actions if isinstance(one, Withdraw)}
+    changed = _with(by_host, (action for action in actions if isinstance(action, Assign)))
+    leaving = {(action.host, action.model, action.replica) for action in actions if isinstance(action, Withdraw)}
     return {
         host_id: [
-            msgspec.structs.replace(one, withdrawn=True) if (host_id, *one.place) in leaving else one
-            for one in assignments
+            msgspec.structs.replace(assignment, withdrawn=True)
+            if (host_id, *assignment.place) in leaving
+            else assignment
+            for assignment in assignments
         ]
         for host_id, assignments in changed.items()
     }
@@ -167,7 +169,7 @@ def _asking(
 ) -> list[Action]:
     """The actions with what is asked of others for replicas that have no place."""
     by_name = {spec.name: spec for spec in specs}
-    if not any(isinstance(one, Unplaceable) for one in actions):
+    if not any(isinstance(action, Unplaceable) for action in actions):
         return actions
     asking = Asking(carried_out(by_host, actions), room, uses)
     rest: list[Action] = []
@@ -337,7 +339,7 @@ class Rollout:
         placed = any(isinstance(action, Assign) for action in actions)
         if missing <= 0 or placed or not old:
             return actions
-        waits = leaving or any(one.name not in self._serving for one in current)
+        waits = leaving or any(replica.name not in self._serving for replica in current)
         return [] if waits else self._make_room(next(iter(free_names([one.name for one in self._replicas]))))
 
     def _make_room(self, name: str) -> list[Action]:

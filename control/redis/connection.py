@@ -487,7 +487,7 @@ class Batches:
     async def _exchange(self, batch: list[_Waiting]) -> None:
         outcomes: list[Any]
         try:
-            outcomes = await arun_all(self._client, [one.call for one in batch])
+            outcomes = await arun_all(self._client, [waiting_call.call for waiting_call in batch])
         except asyncio.CancelledError:
             for one in batch:
                 one.answer.cancel()

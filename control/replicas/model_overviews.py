@@ -377,7 +377,7 @@ def _overview(about: _Model, replies: Iterator[Any]) -> Overview:
     )
     if state == "sleeping" and about.demand is not None and about.demand.detail:
         detail = about.demand.detail
-    rolled_out = sum(one.state == "loaded" and one.revision == spec.revision for one in replicas)
+    rolled_out = sum(replica.state == "loaded" and replica.revision == spec.revision for replica in replicas)
     return Overview(
         model=spec.name,
         state=state,

@@ -302,7 +302,7 @@ def check_files(
 ) -> None:
     """The model's files are there and the same on every host, as a replica may move to any. `reasons`: why
     replicas do not serve; they are not told again."""
-    runs = {card.id for card in cards if any(one.rpartition(":")[0] == spec.name for one in card.replicas)}
+    runs = {card.id for card in cards if any(replica.rpartition(":")[0] == spec.name for replica in card.replicas)}
     alive = [card.id for card in cards if card.alive]
     files_by_host = {
         host: one.files[spec.name] for host in alive if (one := facts.get(host)) and spec.name in one.files
