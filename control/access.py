@@ -102,7 +102,7 @@ def mint(
     priority_cap: str = "high",
     models: list[str] | None = None,
 ) -> tuple[ApiKey, str]:
-    """A new key and its secret, which is nowhere but in the answer. Raises SettingsError for a value that can't be."""
+    """A new key and its secret, which the farm does not store. Raises SettingsError for a value that can't be used."""
     key_id = secrets.token_hex(6)
     secret = f"fk-{key_id}-{secrets.token_urlsafe(32)}"
     now = int(time.time())
@@ -141,7 +141,7 @@ REVOKED_DAYS = 90
 
 
 def create(client: SyncRedis, key: ApiKey) -> None:
-    """Write a new key. Its id becomes known first: a key that works must be in the list."""
+    """Write a new key. Its id is listed first: a key that works must be in the list."""
     run(client, read("SADD", keys.API_KEYS, key.id, parse=int))
     _write(client, key)
 
@@ -154,7 +154,7 @@ def change(client: SyncRedis, key: ApiKey, **limits: object) -> ApiKey:
 
 
 def revoke(client: SyncRedis, key: ApiKey) -> ApiKey:
-    """From within a second on, nobody gets in with it; what runs goes on. Its record stays for a while."""
+    """Refuse the key from about a second later on. Running requests go on; its record stays for REVOKED_DAYS."""
     if key.revoked:
         return key
     revoked = msgspec.structs.replace(key, revoked=int(time.time()))
@@ -227,7 +227,7 @@ def count() -> Call[int]:
 
 
 def note_used(key_id: str, at: int) -> Call[str]:
-    """Keep when a key was used, in a place of its own: it must not bring a record back that has gone."""
+    """Store when a key was used, beside its record: a write to the record would bring one back that has expired."""
     return read("SET", KeyKeys(key_id).used, at, "EX", 400 * 86_400, parse=str)
 
 
@@ -293,7 +293,7 @@ def open_requests(key: ApiKey) -> Call[dict[str, tuple[int, str]]]:
 
 
 def free_places(key: ApiKey, rids: Sequence[str]) -> Call[int]:
-    """Requests that have ended hold their places no longer, though nobody settled them; their estimates stand."""
+    """Free the places of requests that have ended without a settlement; their estimates stand."""
     return read("HDEL", KeyKeys(key.id).open, *rids, parse=int)
 
 
@@ -318,7 +318,7 @@ class Settlement:
     ended: bool
 
     def apply(self) -> Call[bool]:
-        """Put the truth in the estimate's place; False where that was done before."""
+        """Charge `tokens` instead of the estimate; False where that was done before."""
         return settle(self.key_id, self.hold, self.rid, self.tokens, ended=self.ended)
 
 

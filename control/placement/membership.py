@@ -265,7 +265,7 @@ def facts_of_all(client: SyncRedis, hosts: list[str]) -> dict[str, HostFacts | N
 
 
 class ApiRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An API process as it tells of itself every API_RECORD_S; what is left of one that ended without a stop."""
+    """The record that an API process writes of itself every API_RECORD_S. One that ends without a stop leaves it."""
 
     url: str
     host: str

@@ -22,14 +22,14 @@ def put_spec(client: SyncRedis, spec: ModelSpec, *, again: bool = False) -> int:
     """Make `spec` the desired state and return its revision, which grows only when something changed, or `again`."""
     # The specification first: a name in the set whose specification is not there yet would be nothing.
     revision = run(client, _put_spec(spec, "again" if again else "change"))
-    know(client, spec.name)
+    enter_name(client, spec.name)
     return revision
 
 
 def restore_spec(client: SyncRedis, spec: ModelSpec) -> None:
     """Bring a specification back that Redis has lost; one that is there stays."""
     run(client, _put_spec(spec, "restore"))
-    know(client, spec.name)
+    enter_name(client, spec.name)
 
 
 def is_there(model: str) -> tuple[Call[bool], Call[bool]]:
@@ -40,7 +40,7 @@ def is_there(model: str) -> tuple[Call[bool], Call[bool]]:
     )
 
 
-def know(client: SyncRedis, name: str) -> None:
+def enter_name(client: SyncRedis, name: str) -> None:
     """Enter the model's name where all are read, and say that a specification has changed; harmless for one that is
     there."""
     index = [write("SADD", key, name, parse=int) for key in (keys.MODELS, keys.METERED)]
@@ -116,7 +116,7 @@ def forget(client: SyncRedis, spec: ModelSpec) -> None:
     # The name goes last: by it the planner finds an unload that was cut off, and repeats it.
     run(client, read("SREM", keys.MODELS, spec.name, parse=int))
     if get_spec(client, spec.name) is not None:
-        know(client, spec.name)  # it was loaded between the two
+        enter_name(client, spec.name)  # it was loaded between the two
 
 
 def _leave_assets(client: SyncRedis, model_keys: ModelKeys) -> None:

@@ -146,7 +146,7 @@ def _answers(step: Step, values: list[Any]) -> Any:
 
 
 class Posted:
-    """Calls that are sent at once; the caller does something else until it wants their answers.
+    """Calls that are sent when this is made; the caller works on until it needs their answers.
 
     Asked a second time, after an error, it sends them all again: every script may come twice.
     """
@@ -176,7 +176,7 @@ class Posted:
         return sending.outcomes(self._client)
 
     def drain(self) -> None:
-        """Read the answers at one try, and forget them: what was sent has been done then, where Redis was there."""
+        """Read the answers once and drop them. Where Redis was reachable, the calls have been carried out by then."""
         if self._under_way is not None:
             _arrive(self._client, self._under_way)
             self._under_way = None

@@ -22,7 +22,7 @@ BEAT_LIFE_S = RANK_BEAT_MS / 1000
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's word. `seq` is its last completed command, `oldest_pending_ms` how long the current one takes."""
+    """A rank's heartbeat. `seq` is its last completed command, `oldest_pending_ms` the age of the current one."""
 
     epoch: int
     seq: int
@@ -34,15 +34,15 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     host: str
     kv_used: int = 0
-    """Tokens of KV memory that running sequences hold; told by the leader, as is the next."""
+    """Tokens of KV memory that running sequences hold. Only the leader sets this field and the next."""
     kv_kept: int = 0
-    """Those that ended sequences hold until somebody needs the room."""
+    """Tokens that ended sequences hold until the room is needed."""
     kv_limit: int = 0
-    """The most that all sequences may hold together, which the ranks have kept to since; 0 until it is known."""
+    """The most tokens that all sequences may hold together; the ranks keep to it. 0 until it is known."""
     running: int = 0
     """Requests that the leader runs."""
     tokens: int = 0
-    """Tokens that the replica's leaders on this host have brought, as the next two since its counters began."""
+    """Tokens that the replica's leaders on this host have emitted since its counters began, as the next two fields."""
     first_tokens: int = 0
     """Requests that got their first token."""
     first_tokens_ms: int = 0
@@ -51,14 +51,14 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """Of the checkpoint's `weight_bytes`, in the phase loading; 0 of 0 before it."""
     weight_bytes: int = 0
     progress: int = 0
-    """Changes as the rank gets on inside its current command."""
+    """A number that changes while the rank makes progress inside its current command."""
     stalled_ms: int = 0
     """Milliseconds for which the current command has made no progress on any rank, as far as this one knows; 0 without
     a command."""
     forward_ms: int = 0
-    """Of the last five seconds those in forwards, each from its first exchange between ranks on."""
+    """Milliseconds of the last five seconds in forwards, each counted from its first exchange between ranks."""
     waited_ms: int = 0
-    """Of these, those in which the rank waited for other ranks."""
+    """Milliseconds of `forward_ms` in which the rank waited for other ranks."""
 
 
 def beat(model: str, replica: str, rank: int, report: Beat) -> Call[None]:
@@ -74,7 +74,7 @@ def beat(model: str, replica: str, rank: int, report: Beat) -> Call[None]:
 
 
 def read_beat(model: str, replica: str, rank: int) -> Call[Beat | None]:
-    """The rank's last word, None when it is silent."""
+    """The rank's heartbeat; None where it has lapsed."""
 
     def parse(reply: dict[str, str]) -> Beat | None:
         return msgspec.convert(reply, Beat, strict=False) if reply else None
@@ -83,7 +83,7 @@ def read_beat(model: str, replica: str, rank: int) -> Call[Beat | None]:
 
 
 def heartbeats(client: SyncRedis, model: str, replica: str, world_size: int) -> list[Beat | None]:
-    """Every rank's last word, by rank; None for a silent one."""
+    """Every rank's heartbeat, by rank; None where it has lapsed."""
     return run_every(client, [read_beat(model, replica, rank) for rank in range(world_size)])
 
 
@@ -160,7 +160,7 @@ class Formation(msgspec.Struct, frozen=True):
 
 
 def note_formation(model: str, replica: str, formation: Formation) -> Call[None]:
-    """Write it down; twice does no harm."""
+    """Add it to the replica's stream of epochs; a repeat does no harm."""
     fields: list[Any] = []
     for name, value in msgspec.structs.asdict(formation).items():
         fields += (name, value)

@@ -321,8 +321,8 @@ class _Model:
     demand: Demand | None
 
     @property
-    def wanted(self) -> int:
-        """The replicas that are to run now."""
+    def desired_replicas(self) -> int:
+        """The number of replicas that are to run now."""
         return replica_count(self.spec, {} if self.demand is None else {self.spec.name: self.demand.replicas})
 
 
@@ -373,7 +373,7 @@ def _overview(about: _Model, replies: Iterator[Any]) -> Overview:
         for name, (revision, tp) in ranks.items()
     ]
     state, detail = model_state(
-        [(replica.state, replica.detail) for replica in replicas], spec.unload, asleep=about.wanted == 0
+        [(replica.state, replica.detail) for replica in replicas], spec.unload, asleep=about.desired_replicas == 0
     )
     if state == "sleeping" and about.demand is not None and about.demand.detail:
         detail = about.demand.detail
@@ -384,7 +384,7 @@ def _overview(about: _Model, replies: Iterator[Any]) -> Overview:
         detail=detail,
         queued=about.load.queued,
         revision=spec.revision,
-        wanted=about.wanted,
+        wanted=about.desired_replicas,
         rolled_out=rolled_out,
         assets=about.assets,
         replicas=replicas,
@@ -402,7 +402,7 @@ def _ranks_by_replica(about: _Model) -> dict[str, tuple[int, int]]:
     spec = about.spec
     ranks = {name: (about.assigned[name].revision, about.assigned[name].tp) for name in in_order(about.assigned)}
     current = sum(revision == spec.revision for revision, _ in ranks.values())
-    missing = 0 if spec.unload else max(0, about.wanted - current)
+    missing = 0 if spec.unload else max(0, about.desired_replicas - current)
     return ranks | dict.fromkeys(islice(free_names(ranks), missing), (spec.revision, spec.group_size))
 
 

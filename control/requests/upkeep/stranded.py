@@ -142,8 +142,11 @@ def given_up(statuses: Mapping[str, Status | None]) -> str | None:
 
 
 class StrandedRequests:
-    """Looked at in every turn of the placement holder, and of API processes while there is none; asks Redis once a
-    second. Any of them may go on with it, and the same work done twice is harmless."""
+    """Ends requests of models of which every replica was given up.
+
+    The holder of the placement lock calls `end` in every turn, API processes call it while nobody has the lock. It asks
+    Redis once a second at most. Two callers that do the same work are harmless.
+    """
 
     def __init__(self, client: SyncRedis) -> None:
         self._client = client
