@@ -1,9 +1,18 @@
 """API keys: their records, limits and usage.
 
-Limits hold over all models and API processes: a call is charged an estimate before it is queued, and the script that
-ends a request leaves a settlement in the model's slot, because in a Cluster one script can't touch keys of a model and
-of an API key. Limits may be wrong for a minute, bills may not, so that script counts the usage. A reservation of the
-whole context would admit one request a minute, so tokens beyond 1,024 a choice become a debt.
+A key is one hash in Redis, found by the id in its secret. A secret reads `fk-<id>-<43 characters>`, of which the last
+part is 256 random bits. So many can't be guessed, so one SHA-256 is all that the farm keeps of them: the slow hashes
+that passwords need would only cost every request. Every change of a key counts a version up as its last step: a process
+that keeps keys in memory looks at that one number.
+
+Limits hold over all models and API processes: a call is charged an estimate before it is queued (`spend`). The estimate
+is its hold. In a Cluster one script can't touch keys of a model and of an API key. So the script that ends a request,
+and emit now and then while it runs, add a settlement to a stream in the model's slot. Any API process reads it, applies
+it to the key's bucket (`settle`) and deletes it. Applying one twice changes nothing, so no process has to own it.
+
+Limits may be wrong for a minute, bills may not: the script that ends a request counts its usage, by UTC day, key and
+kind in a hash of the model's slot. A reservation of the whole context would admit one request a minute, so tokens
+beyond 1,024 a choice become a debt.
 """
 
 from __future__ import annotations
@@ -26,15 +35,6 @@ from control.keys import CLASSES, TENANT_NAME, KeyKeys, ModelKeys
 from control.records.catalog import as_fields, from_fields
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_every
-
-# --- A key and its secret --------------------------------------------------------------------------------------------
-
-# An API key as the farm keeps it, and the secret that its owner has.
-#
-# A secret reads `fk-<id>-<43 characters>`: the id finds the record, the rest are 256 random bits. So many can't be
-# guessed, however fast a hash is, so one SHA-256 is all that the farm needs to keep of them; the slow hashes that
-# passwords need would buy nothing and cost every request.
-
 
 _SECRET = re.compile(r"fk-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
 _NUMBERS = ("rpm", "tpm", "max_concurrent", "expires")
@@ -102,7 +102,7 @@ def mint(
     priority_cap: str = "high",
     models: list[str] | None = None,
 ) -> tuple[ApiKey, str]:
-    """A new key and its secret, which is nowhere but in the answer. Raises SettingsError for a value that can't be."""
+    """A new key and its secret, which the farm does not store. Raises SettingsError for a value that can't be used."""
     key_id = secrets.token_hex(6)
     secret = f"fk-{key_id}-{secrets.token_urlsafe(32)}"
     now = int(time.time())
@@ -136,19 +136,12 @@ def key_id_of(secret: str) -> str | None:
     return match[1] if match else None
 
 
-# --- Keys in Redis ---------------------------------------------------------------------------------------------------
-
-# API keys in Redis: one hash each, found by the id in the secret.
-#
-# Every change counts a version up, last of all its steps: whoever keeps keys in memory looks at that one number.
-
-
 REVOKED_DAYS = 90
 """Days for which a revoked key can still be shown."""
 
 
 def create(client: SyncRedis, key: ApiKey) -> None:
-    """Write a new key. Its id becomes known first: a key that works must be in the list."""
+    """Write a new key. Its id is listed first: a key that works must be in the list."""
     run(client, read("SADD", keys.API_KEYS, key.id, parse=int))
     _write(client, key)
 
@@ -161,7 +154,7 @@ def change(client: SyncRedis, key: ApiKey, **limits: object) -> ApiKey:
 
 
 def revoke(client: SyncRedis, key: ApiKey) -> ApiKey:
-    """From within a second on, nobody gets in with it; what runs goes on. Its record stays for a while."""
+    """Refuse the key from about a second later on. Running requests go on; its record stays for REVOKED_DAYS."""
     if key.revoked:
         return key
     revoked = msgspec.structs.replace(key, revoked=int(time.time()))
@@ -203,18 +196,18 @@ def version() -> Call[int]:
     return read("GET", keys.API_KEYS_VERSION, parse=lambda reply: int(reply or 0))
 
 
-def find(client: SyncRedis, named: str) -> ApiKey:
+def find(client: SyncRedis, id_or_name: str) -> ApiKey:
     """The key with this id, or the only one that works of this name. Raises KeyNotFound."""
-    matches = [key for key, _ in list_keys(client) if named in (key.id, key.name)]
-    if exact := [key for key in matches if key.id == named]:
+    matches = [key for key, _ in list_keys(client) if id_or_name in (key.id, key.name)]
+    if exact := [key for key in matches if key.id == id_or_name]:
         return exact[0]
     active = [key for key in matches if not key.revoked]
     if len(active) == 1:
         return active[0]
     if not matches:
-        raise KeyNotFound(f"There is no API key {named!r}. `furrow keys list` shows those that there are.")
+        raise KeyNotFound(f"There is no API key {id_or_name!r}. `furrow keys list` shows those that there are.")
     ids = ", ".join(key.id for key in matches)
-    raise KeyNotFound(f"{len(matches)} API keys have had the name {named!r}; say which one by its id: {ids}.")
+    raise KeyNotFound(f"{len(matches)} API keys have had the name {id_or_name!r}; say which one by its id: {ids}.")
 
 
 def list_keys(client: SyncRedis) -> list[tuple[ApiKey, int]]:
@@ -224,8 +217,8 @@ def list_keys(client: SyncRedis) -> list[tuple[ApiKey, int]]:
     for key_id in ids:
         reads += [get(key_id), _last_used(key_id)]
     replies = run_every(client, reads)
-    listed = [(key, used) for key, used in zip(replies[::2], replies[1::2], strict=True) if key is not None]
-    return sorted(listed, key=lambda one: (one[0].created, one[0].id))
+    keys_with_use = [(key, used) for key, used in zip(replies[::2], replies[1::2], strict=True) if key is not None]
+    return sorted(keys_with_use, key=lambda one: (one[0].created, one[0].id))
 
 
 def count() -> Call[int]:
@@ -234,15 +227,12 @@ def count() -> Call[int]:
 
 
 def note_used(key_id: str, at: int) -> Call[str]:
-    """Keep when a key was used, in a place of its own: it must not bring a record back that has gone."""
+    """Store when a key was used, beside its record: a write to the record would bring one back that has expired."""
     return read("SET", KeyKeys(key_id).used, at, "EX", 400 * 86_400, parse=str)
 
 
 def _last_used(key_id: str) -> Call[int]:
     return read("GET", KeyKeys(key_id).used, parse=lambda reply: int(reply or 0))
-
-
-# --- Limits ----------------------------------------------------------------------------------------------------------
 
 
 # Requests and tokens per minute as buckets that fill evenly, and requests at one time.
@@ -277,8 +267,8 @@ def spend(key: ApiKey, hold: str, model: str, estimates: Mapping[str, int]) -> C
         return _allowance(key, reply[1:])
 
     named = KeyKeys(key.id)
-    taken = [word for rid, tokens in estimates.items() for word in (rid, tokens)]
-    args = (hold, key.rpm, key.tpm, key.max_concurrent, model, *taken)
+    words = [word for rid, tokens in estimates.items() for word in (rid, tokens)]
+    args = (hold, key.rpm, key.tpm, key.max_concurrent, model, *words)
     return Call("spend", (named.bucket, named.spent(hold), named.open), args, parse)
 
 
@@ -303,23 +293,13 @@ def open_requests(key: ApiKey) -> Call[dict[str, tuple[int, str]]]:
 
 
 def free_places(key: ApiKey, rids: Sequence[str]) -> Call[int]:
-    """Requests that have ended hold their places no longer, though nobody settled them; their estimates stand."""
+    """Free the places of requests that have ended without a settlement; their estimates stand."""
     return read("HDEL", KeyKeys(key.id).open, *rids, parse=int)
 
 
 def _allowance(key: ApiKey, levels: list[Any]) -> Allowance:
     requests, requests_ms, tokens, tokens_ms = map(int, levels)
     return Allowance(key.rpm, requests, requests_ms, key.tpm, tokens, tokens_ms)
-
-
-# --- Settlements -----------------------------------------------------------------------------------------------------
-
-# Settlements: what requests of limited API keys took, from the model's slot to the key's.
-#
-# A model and a key are in different slots of a Cluster, so no script ends a request and changes its key's bucket. The
-# script that ends it, and emit now and then while it runs, add a settlement to the model's stream. Any process reads
-# it, applies it and deletes it. Applying one twice changes nothing, so no process has to own it, and each may die
-# meanwhile.
 
 
 MOST_READ = 128
@@ -338,7 +318,7 @@ class Settlement:
     ended: bool
 
     def apply(self) -> Call[bool]:
-        """Put the truth in the estimate's place; False where that was done before."""
+        """Charge `tokens` instead of the estimate; False where that was done before."""
         return settle(self.key_id, self.hold, self.rid, self.tokens, ended=self.ended)
 
 
@@ -358,19 +338,12 @@ def pending(model: str) -> Call[list[Settlement]]:
 
 def forget(model: str, settlements: Sequence[Settlement]) -> Call[int]:
     """Delete settlements that were applied."""
-    return read("XDEL", ModelKeys(model).settlements, *(one.id for one in settlements), parse=int)
+    return read("XDEL", ModelKeys(model).settlements, *(settlement.id for settlement in settlements), parse=int)
 
 
 def metered_models() -> Call[set[str]]:
     """Every model that was ever loaded, unloaded ones included: they may have settlements, and their usage counts."""
     return read("SMEMBERS", keys.METERED, parse=set)
-
-
-# --- Usage -----------------------------------------------------------------------------------------------------------
-
-# Usage per key, model and day. The script that ends a request counts it, so no request is lost or counted twice.
-#
-# The counts of a model lie in its own slot, one hash for each UTC day, with a field per key and kind.
 
 
 KINDS = ("requests", "prompt", "cached", "completion")
@@ -422,9 +395,9 @@ def usage(client: SyncRedis, count: int, key: str | None = None) -> list[Usage]:
     models = sorted(run(client, metered_models()))
     if key is not None:
         days_of_models = run_every(client, [usage_of_key(model, key, day) for day in days(count) for model in models])
-        return [one for one in days_of_models if one is not None]
+        return [record for record in days_of_models if record is not None]
     days_of_models = run_every(client, [usage_of_day(model, day) for day in days(count) for model in models])
-    return [one for some in days_of_models for one in some]
+    return [record for usages in days_of_models for record in usages]
 
 
 def _number(day: date) -> int:

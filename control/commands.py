@@ -1,16 +1,14 @@
-"""Commands of a leader to its ranks, and their replies."""
+"""Commands of a leader to its ranks, told apart by `op`, and the replies of the ranks.
+
+Each command is answered by exactly one reply that echoes its `epoch` and `seq`. The protocol evolves by adding ops,
+never by a version field.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
 from control.errors import RankErrorKind
-
-# --- Commands --------------------------------------------------------------------------------------------------------
-
-# Commands of a leader to its ranks, told apart by `op`. The protocol evolves by adding ops, never by a version field.
-#
-# Each command is answered by exactly one reply that echoes its `epoch` and `seq`.
 
 
 class Command(msgspec.Struct, tag_field="op", frozen=True, kw_only=True):
@@ -158,7 +156,7 @@ class UnloadModel(Command, tag="unload_model", frozen=True):
     model_id: str
 
 
-class Shutdown(Command, tag="shutdown", frozen=True):
+class ShutdownRank(Command, tag="shutdown", frozen=True):
     """Answer bye and exit 0."""
 
 
@@ -171,15 +169,10 @@ AnyCommand = (
     | GenerateStepWithImages
     | ClearKvCache
     | UnloadModel
-    | Shutdown
+    | ShutdownRank
 )
 
 decode_command = msgspec.json.Decoder(AnyCommand).decode
-
-
-# --- Replies ---------------------------------------------------------------------------------------------------------
-
-# Replies of a rank: one per command, told apart by `op`, that echoes the command's `epoch` and `seq`.
 
 
 class Reply(msgspec.Struct, tag_field="op", frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ _FORMS: Mapping[Kind, re.Pattern[str]] = {
 
 
 @dataclass(frozen=True)
-class ExternalEngine:
+class EngineRecord:
     """One external engine, as the control plane knows it."""
 
     name: str
@@ -63,8 +63,8 @@ _NOT_THERE = "it has no such parameter"
 _NOT_PASSED = "Furrow does not pass it on"
 _LLAMA_CPP_SAMPLERS = ("dry_multiplier", "xtc_probability", "top_n_sigma", "dynatemp_range")
 
-ENGINES: Mapping[str, ExternalEngine] = {
-    "vllm": ExternalEngine(
+ENGINES: Mapping[str, EngineRecord] = {
+    "vllm": EngineRecord(
         name="vllm",
         title="vLLM",
         program="vllm",
@@ -101,7 +101,7 @@ ENGINES: Mapping[str, ExternalEngine] = {
             "prompt_logprobs": "Furrow does not read them from it yet",
         },
     ),
-    "sglang": ExternalEngine(
+    "sglang": EngineRecord(
         name="sglang",
         title="SGLang",
         program="",
@@ -135,7 +135,7 @@ ENGINES: Mapping[str, ExternalEngine] = {
             "prompt_logprobs": "Furrow does not read them from it yet",
         },
     ),
-    "llama-server": ExternalEngine(
+    "llama-server": EngineRecord(
         name="llama-server",
         title="llama.cpp's llama-server",
         program="llama-server",
@@ -287,7 +287,7 @@ def refuse(engine: str, sampling: Sampling, *, images: bool = False) -> None:
             _refuse(described, name, "it can't be kept together with a grammar there")
 
 
-def _refuse(engine: ExternalEngine, field_name: str, why: str) -> None:
+def _refuse(engine: EngineRecord, field_name: str, why: str) -> None:
     raise RequestError(
         f"This model is served by {engine.title}, which can't take '{field_name}': {why}. Leave it out, or use a model "
         "that Furrow's own engine serves.",

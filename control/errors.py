@@ -1,4 +1,8 @@
-"""Every error that Furrow raises on purpose, as one tree; the data travels on the exception, never only in its text."""
+"""Every error that Furrow raises on purpose, as one tree; the data travels on the exception, never only in its text.
+
+Errors of a request come first, then those of the farm's set-up (settings, Redis, files of models, devices), then those
+of a group of ranks.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,6 @@ RankErrorKind = Literal[
 
 class FurrowError(Exception):
     """Root of the tree. `str(error)` is always fit to be shown to a user: it names the value and the remedy."""
-
-
-# --- what a client did ----------------------------------------------------------------------------------------------
 
 
 class RequestError(FurrowError):
@@ -101,9 +102,9 @@ class ModelNotFound(RequestError):
     """No such model in the farm's catalog."""
 
     def __init__(self, model: str, models: list[str]) -> None:
-        served = ", ".join(sorted(models)) or "none: load one with `furrow models load`"
+        names = ", ".join(sorted(models)) or "none: load one with `furrow models load`"
         super().__init__(
-            f"The model '{model}' does not exist. Models served here: {served}.", param="model", code="model_not_found"
+            f"The model '{model}' does not exist. Models served here: {names}.", param="model", code="model_not_found"
         )
         self.model = model
 
@@ -142,9 +143,9 @@ class RateLimited(FurrowError):
     `concurrent`; `retry_after` is in seconds. `allowance` is what is left (control.access.Allowance)."""
 
     def __init__(self, bound: str, limit: int, retry_after: float, allowance: object) -> None:
-        what = "requests at one time" if bound == "concurrent" else f"{bound} per minute"
-        when = "one of them ends" if bound == "concurrent" else f"{max(0.001, retry_after):.3g} s have passed"
-        super().__init__(f"This API key's limit of {limit} {what} is reached. Retry once {when}.")
+        unit = "requests at one time" if bound == "concurrent" else f"{bound} per minute"
+        moment = "one of them ends" if bound == "concurrent" else f"{max(0.001, retry_after):.3g} s have passed"
+        super().__init__(f"This API key's limit of {limit} {unit} is reached. Retry once {moment}.")
         self.bound = bound
         self.limit = limit
         self.retry_after = retry_after
@@ -156,10 +157,10 @@ class QueueFull(FurrowError):
     bound it is: the requests or the tokens that may wait, or the longest wait to be expected."""
 
     def __init__(self, model: str, queued: int, retry_after: float, bound: str = "requests") -> None:
-        why = "the wait would be too long" if bound == "wait" else f"it holds as many {bound} as it may"
+        reason = "the wait would be too long" if bound == "wait" else f"it holds as many {bound} as it may"
         remedy = ", or send it with priority low, which waits as long as it takes" if bound == "wait" else ""
         super().__init__(
-            f"The queue of model '{model}' is full: {why} ({queued} requests waiting). "
+            f"The queue of model '{model}' is full: {reason} ({queued} requests waiting). "
             f"Retry in {retry_after:.0f} s{remedy}."
         )
         self.model = model
@@ -171,19 +172,19 @@ class QueueFull(FurrowError):
 class ImagesFull(FurrowError):
     """The images of requests that have not ended take as many bytes in Redis as they may."""
 
-    def __init__(self, model: str, of: str, taken: int, most: int) -> None:
-        whose = f"model '{model}'" if of == "model" else f"this tenant for model '{model}'"
+    def __init__(self, model: str, of: str, used_bytes: int, limit: int) -> None:
+        owner = f"model '{model}'" if of == "model" else f"this tenant for model '{model}'"
         super().__init__(
-            f"Images of requests that have not ended take {taken} of the {most} bytes that {whose} may have. Retry "
-            "shortly, or send smaller images."
+            f"Images of requests that have not ended take {used_bytes} of the {limit} bytes that {owner} may have. "
+            "Retry shortly, or send smaller images."
         )
 
 
 class ArgumentsRefused(FurrowError):
     """A script refused its keys or arguments before it wrote anything: a fault of Furrow's own, never of a client's."""
 
-    def __init__(self, script: str, why: str) -> None:
-        super().__init__(f"The script {script!r} refused a call: {why}. This is a fault in Furrow; report it.")
+    def __init__(self, script: str, reason: str) -> None:
+        super().__init__(f"The script {script!r} refused a call: {reason}. This is a fault in Furrow; report it.")
         self.script = script
 
 
@@ -207,9 +208,6 @@ class ModelUnavailable(FurrowError):
         self.model = model
         self.state = state
         self.detail = detail
-
-
-# --- what the operator set up ---------------------------------------------------------------------------------------
 
 
 class SettingsError(FurrowError):
@@ -243,9 +241,9 @@ class RedisDenied(RedisUnavailable):
 class KeyDamaged(RedisUnavailable):
     """A key of the farm has another type than Furrow writes. Callers wait, as nothing else can be done without it."""
 
-    def __init__(self, key: str, what: str) -> None:
+    def __init__(self, key: str, damage: str) -> None:
         super().__init__(
-            f"The key {key} of the farm's Redis {what}: another program has written it. `furrow doctor` prints the "
+            f"The key {key} of the farm's Redis {damage}: another program has written it. `furrow doctor` prints the "
             "command that mends it"
         )
         self.key = key
@@ -284,9 +282,6 @@ class DevicesError(FurrowError):
     """The requested devices are absent, or their count differs from the world size."""
 
 
-# --- what the group met ---------------------------------------------------------------------------------------------
-
-
 class RankError(FurrowError):
     """A rank answered a command with an error, or was gone."""
 
@@ -321,13 +316,13 @@ class GroupError(FurrowError):
     `leader` is the leader's own exception or None, `ranks` the errors of ranks 1..N-1.
     """
 
-    def __init__(self, what: str, leader: BaseException | None, ranks: list[RankError]) -> None:
-        sides = [f"leader {what} failed: {leader}"] if leader is not None else []
+    def __init__(self, action: str, leader: BaseException | None, ranks: list[RankError]) -> None:
+        sides = [f"leader {action} failed: {leader}"] if leader is not None else []
         if ranks:
             joined = "; ".join(str(error) for error in ranks)
-            sides.append(f"ranks also failed: {joined}" if sides else f"{what} failed on ranks: {joined}")
+            sides.append(f"ranks also failed: {joined}" if sides else f"{action} failed on ranks: {joined}")
         super().__init__(" and ".join(sides))
-        self.what = what
+        self.action = action
         self.leader = leader
         self.ranks = ranks
 

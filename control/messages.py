@@ -10,7 +10,6 @@ import msgspec
 LOOKUP_TOKENS = 8
 """Default of a model's `lookup`."""
 
-# --- requests -------------------------------------------------------------------------------------------------------
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled", "expired", "unavailable", "error"]
 """The reason why a choice ended. The last four never come from a model: a cancel, a deadline, a model that was given up
@@ -188,8 +187,6 @@ class EventRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 RequestState = Literal["queued", "running", "finished", "cancelled", "expired", "dead"]
-
-# --- what the farm should run ---------------------------------------------------------------------------------------
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -385,11 +382,6 @@ encode = msgspec.json.Encoder().encode
 
 decode_request = msgspec.json.Decoder(GenerationRequest).decode
 decode_event = msgspec.json.Decoder(list[EventRow]).decode
-
-
-# --- Descriptions of structs -----------------------------------------------------------------------------------------
-
-# msgspec's descriptions of struct types, made before a process has threads.
 
 
 def describe_structs() -> None:

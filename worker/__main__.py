@@ -51,7 +51,7 @@ def run_agent() -> None:
 
     from control.host_memory import capacity
     from control.messages import describe_structs
-    from control.placement.farm import check_name
+    from control.placement.membership import check_name
     from control.placement.placement import Host
     from control.redis.connection import connect
     from control.redis.servers import wait_until_ready

@@ -10,7 +10,7 @@ from api.http.tasks import PeriodicTask
 from api.settings import ApiSettings
 from control import constants, keys
 from control.errors import RedisUnavailable
-from control.placement import farm
+from control.placement import membership
 from control.redis.clients import AsyncRedis
 from control.redis.connection import arun, arun_every, read
 from control.redis.outage import outage
@@ -33,7 +33,7 @@ class Heartbeat:
         await self._task.stop()
         # The id stays among the known ones: requests that a cut stream left behind are found by it.
         with contextlib.suppress(RedisUnavailable):
-            gone = farm.drop_api_records(self._settings.api_id)
+            gone = membership.drop_api_records(self._settings.api_id)
             await arun_every(self._client, [read("DEL", self._key, parse=int), gone])
 
     async def _run(self) -> None:
@@ -46,23 +46,23 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         url = f"http://{self._settings.host}:{self._settings.port}"
-        calls = farm.beat_api(self._settings.api_id, url, self._started)
+        calls = membership.beat_api(self._settings.api_id, url, self._started)
         now = time.monotonic()
         if now >= self._record_due:
             host = os.uname().nodename
-            record = farm.ApiRecord(url=url, host=host, pid=os.getpid(), at_ms=int(time.time() * 1000))
-            calls.append(farm.put_api_record(self._settings.api_id, record))
+            record = membership.ApiRecord(url=url, host=host, pid=os.getpid(), at_ms=int(time.time() * 1000))
+            calls.append(membership.put_api_record(self._settings.api_id, record))
             await self._forget_old(url)
         await arun_every(self._client, calls)
         if now >= self._record_due:
-            self._record_due = now + farm.API_RECORD_S
+            self._record_due = now + membership.API_RECORD_S
 
     async def _forget_old(self, url: str) -> None:
         """Remove records of processes that ended long ago, and of the one that had this address before; once."""
         if self._forgot:
             return
-        records = await arun(self._client, farm.api_records())
-        oldest = int(time.time() * 1000) - farm.API_RECORD_LIFE_MS
+        records = await arun(self._client, membership.api_records())
+        oldest = int(time.time() * 1000) - membership.API_RECORD_LIFE_MS
         if old := [api_id for api_id, record in records.items() if record.at_ms < oldest or record.url == url]:
-            await arun(self._client, farm.drop_api_records(*old))
+            await arun(self._client, membership.drop_api_records(*old))
         self._forgot = True

@@ -18,10 +18,10 @@ from api.schemas.farm import FarmAway, FarmCard
 from control import access
 from control.errors import RedisUnavailable
 from control.operations.checks.report import read_farm_findings, read_redis
-from control.placement import farm
+from control.placement import farm, membership
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
-from control.replicas import health
+from control.replicas import model_overviews
 from control.requests.upkeep.dead import count_letters
 
 
@@ -30,14 +30,14 @@ def read_farm(client: SyncRedis, *, shared: bool = False) -> FarmCard:
 
     Raises RedisUnavailable.
     """
-    models = health.shared_overviews(client) if shared else health.overviews(client)
+    models = model_overviews.shared_overviews(client) if shared else model_overviews.overviews(client)
     letters = run_every(client, [count_letters(one.model) for one in models])
     hosts = farm.host_cards(client)
     servers, about_servers = read_redis(client)
     return FarmCard(
         models=models,
         hosts=hosts,
-        apis=farm.living_apis(client),
+        apis=membership.living_apis(client),
         dead_letters={one.model: count for one, count in zip(models, letters, strict=True) if count},
         keys=run(client, access.count()),
         redis=servers,

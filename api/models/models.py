@@ -50,8 +50,8 @@ from control.records import catalog
 from control.records.api_reports import CALLS, KEPT_S, note_breach
 from control.redis.clients import AsyncRedis, SyncRedis
 from control.redis.connection import arun_steps, read, run_every, run_steps
-from control.replicas import health
-from control.replicas.health import ASLEEP, AssetsMark
+from control.replicas import model_overviews
+from control.replicas.model_overviews import ASLEEP, AssetsMark
 from control.text.tokenizer_check import MOST_TOKEN_BYTES, judge
 
 log = structlog.stdlib.get_logger(__name__)
@@ -209,9 +209,9 @@ class OverviewReader:
         self._size = LARGE
         """Replicas at the last reading."""
 
-    async def read(self, shared: bool) -> dict[str, health.Overview]:
+    async def read(self, shared: bool) -> dict[str, model_overviews.Overview]:
         """`shared`: as another process read them within the last second. Raises RedisUnavailable."""
-        steps = health.reading_shared() if shared else health.reading_overviews()
+        steps = model_overviews.reading_shared() if shared else model_overviews.reading_overviews()
         if self._async_client is not None and self._size < LARGE:
             overviews = await arun_steps(self._async_client, steps)
         else:
@@ -247,7 +247,7 @@ _WAITING_STATES = ("loading", "loaded", "sleeping", "poisoned", "recovering")
 """States in which requests are taken: during a recovery they wait."""
 
 
-FarmState = tuple[dict[str, health.Overview], dict[str, tuple[AssetsMark, ServedModel]], dict[str, float]]
+FarmState = tuple[dict[str, model_overviews.Overview], dict[str, tuple[AssetsMark, ServedModel]], dict[str, float]]
 """The result of a look at the farm: the models, those that can be served, and those that Redis has lost."""
 
 
@@ -270,7 +270,7 @@ class Models:
         self._chat_template: str | None = _content(settings.chat_template, str)
         self._longest_text = settings.body_limits.text_bytes
         self._aliases, self._any_name = _aliases(settings.served_model_names)
-        self._overviews: dict[str, health.Overview] = {}
+        self._overviews: dict[str, model_overviews.Overview] = {}
         self._served: dict[str, tuple[AssetsMark, ServedModel]] = {}
         self._trusted = settings.trusted_templates
         self._broken: dict[str, tuple[AssetsMark, ModelFileRefused | None]] = {}
@@ -377,7 +377,7 @@ class Models:
         return sorted(usable, key=lambda name: (not self._serves(self._real_name(name)), name))
 
     @property
-    def overviews(self) -> list[health.Overview]:
+    def overviews(self) -> list[model_overviews.Overview]:
         return [self._overviews[name] for name in sorted(self._overviews)]
 
     @property
@@ -399,7 +399,7 @@ class Models:
         done, total = (sum(getattr(one, part) for one in overview.replicas) for part in ("done_bytes", "total_bytes"))
         return f"loading {100 * done // total} %" if total else "loading"
 
-    def overview(self, name: str) -> health.Overview | None:
+    def overview(self, name: str) -> model_overviews.Overview | None:
         """The state of a model on the farm, as last seen; None for an unknown name."""
         real = self._real_name(name)
         return self._overviews.get(real) if real is not None else None
@@ -521,7 +521,7 @@ class Models:
         self._broken[name] = mark, _refusal(name, error)
         log.error("a model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
 
-    def _still_lost(self, overviews: Mapping[str, health.Overview]) -> dict[str, float]:
+    def _still_lost(self, overviews: Mapping[str, model_overviews.Overview]) -> dict[str, float]:
         """The models that are not among these `overviews`, and that no unload has taken: their name is lost as well."""
         now = time.monotonic()
         lost = {name: since for name, since in self._lost.items() if name not in overviews and now - since < LOST_S}
@@ -540,7 +540,7 @@ class Models:
             return alias if alias in self._lost else None
         return next(iter(self._lost)) if len(self._lost) == 1 and not self._overviews else None
 
-    def _new_assets(self, overviews: Mapping[str, health.Overview]) -> bool:
+    def _new_assets(self, overviews: Mapping[str, model_overviews.Overview]) -> bool:
         """True if there are some that this process has not made a tokenizer of."""
         served = {name: mark for name, (mark, _) in self._served.items()}
         return any(
@@ -548,7 +548,7 @@ class Models:
             for name, one in overviews.items()
         )
 
-    def _needs_tokenizer(self, overview: health.Overview) -> bool:
+    def _needs_tokenizer(self, overview: model_overviews.Overview) -> bool:
         """False for a model that sleeps, unless requests came for it lately: there may be many, and each takes
         megabytes."""
         if overview.state != "sleeping" or overview.queued:
@@ -558,7 +558,7 @@ class Models:
     def _broken_mark(self, name: str) -> AssetsMark | None:
         return self._broken[name][0] if name in self._broken else None
 
-    def _farm_state(self, overviews: dict[str, health.Overview]) -> FarmState:
+    def _farm_state(self, overviews: dict[str, model_overviews.Overview]) -> FarmState:
         """With new assets and models that have vanished only in a thread: they are read, and tokenizers made."""
         served: dict[str, tuple[AssetsMark, ServedModel]] = {}
         for name, overview in overviews.items():

@@ -15,7 +15,7 @@ from api.schemas.state import Deleted, ModelBackend, ModelCard, ModelList
 from control.engines import adapter_in
 from control.errors import ModelNotFound
 from control.operations import desired
-from control.replicas.health import Overview
+from control.replicas.model_overviews import Overview
 
 
 @get("/v1/models")

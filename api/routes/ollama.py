@@ -65,7 +65,7 @@ from control.placement import farm
 from control.records import catalog
 from control.records.backend import Backend
 from control.redis.clients import SyncRedis
-from control.replicas.health import Overview
+from control.replicas.model_overviews import Overview
 from control.settings import demo_model
 from control.version import VERSION
 

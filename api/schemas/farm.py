@@ -13,7 +13,7 @@ from control.operations.model_reports import EpochEvent
 from control.operations.plots import PlotSample
 from control.placement.farm import HostCard
 from control.records.api_reports import EndedRequest
-from control.replicas.health import Overview
+from control.replicas.model_overviews import Overview
 from control.requests import DeadLetter, OpenRequest
 
 

@@ -12,7 +12,7 @@ from control.operations.spec import Scale
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
-from control.replicas import health
+from control.replicas import model_overviews
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ def load(client: SyncRedis, spec: ModelSpec, scale: Scale | None) -> Desired:
         spec = msgspec.structs.replace(spec, **present_scale)
     if scale is not None:
         spec = msgspec.structs.replace(spec, **scale.fields)
-    failed = health.overview(client, spec.name).state == "failed"
+    failed = model_overviews.overview(client, spec.name).state == "failed"
     if present is not None and catalog.same(present, spec) and not failed:
-        catalog.know(client, spec.name)  # the load that wrote it may have been cut off
+        catalog.enter_name(client, spec.name)  # the load that wrote it may have been cut off
         return Desired(present.revision, present.revision, changed=False)
     before = present.revision if present is not None else 0
     return Desired(catalog.put_spec(client, spec, again=failed), before)
@@ -74,7 +74,7 @@ def unload(client: SyncRedis, name: str) -> None:
     """Take the model out once its requests are finished. Raises ModelNotFound."""
     if not catalog.tombstone(client, name):
         raise ModelNotFound(name, [one.name for one in catalog.list_specs(client)])
-    catalog.know(client, name)  # the load that wrote it, or an unload before, may have been cut off
+    catalog.enter_name(client, name)  # the load that wrote it, or an unload before, may have been cut off
 
 
 def find_spec(client: SyncRedis, name: str) -> ModelSpec:

@@ -1,4 +1,6 @@
-"""Reports about a model: its epochs and faults, and the memory that it needs."""
+"""Reports about a model: the latest epochs of its replicas with their faults, and the memory that it needs beside what
+the farm's hosts have left.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,6 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
 from control.replicas import health
-
-# --- History ---------------------------------------------------------------------------------------------------------
-
-# The latest epochs of a model's replicas, with the times of their stages, and the faults that ended them.
 
 
 class EpochEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,11 +73,6 @@ def _fault(replica: str, one: health.Fault) -> EpochEvent:
         kind=one.kind,
         message=one.message,
     )
-
-
-# --- Memory ----------------------------------------------------------------------------------------------------------
-
-# The memory that a model of the farm needs, beside what its hosts have left.
 
 
 class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,6 @@
-"""Command-line options of `furrow` and `python -m api`: the connection that they name, and the rule of keys."""
+"""Command-line options of `furrow` and `python -m api`: the farm to connect to, and the API keys that an API process
+requires. It always requires one where other machines can reach it.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,6 @@ from control.settings import NAMING, redis_url_from_environment, redis_wait_s
 if TYPE_CHECKING:
     from control.redis.clients import SyncRedis
 from control.listening import is_loopback
-
-# --- Options ---------------------------------------------------------------------------------------------------------
-
 
 NO_FARM = "no `furrow serve` runs here, and no Redis is named"
 START_OR_NAME = f"start one, give {NAMING}, or set REDIS_URL"
@@ -69,11 +68,6 @@ def connect_to_farm(redis_url: str | None) -> SyncRedis:
     client = connect(named)
     wait_until_ready(client, redis_wait_s(), lambda line: click.echo(line, err=True))
     return client
-
-
-# --- Key rule --------------------------------------------------------------------------------------------------------
-
-# The rule by which an API process requires a key: always, where other machines can reach it.
 
 
 FIXED_KEYS_VARIABLE = "FURROW_API_KEYS"

@@ -9,7 +9,7 @@ import msgspec
 from control import keys
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run
-from control.replicas.health import Overview
+from control.replicas.model_overviews import Overview
 
 EVERY_MS = 10_000
 KEPT_MS = 3_600_000

@@ -13,7 +13,7 @@ from control.placement.farm import read_farm_view
 from control.placement.rebalance import Farm, Move, is_moved
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
-from control.replicas import health
+from control.replicas import model_overviews
 
 HANDED_OVER_S = 15.0
 """A turn of the agent that plans takes less."""
@@ -26,7 +26,7 @@ def read_farm(client: SyncRedis) -> Farm:
     names = [spec.name for spec in view.specs if spec.on_demand]
     demands = run_every(client, [farm.demand_of(name) for name in names])
     replica_counts = {name: demand.replicas for name, demand in zip(names, demands, strict=True) if demand is not None}
-    return Farm(view.specs, view.hosts, view.held, view.needs, replica_counts)
+    return Farm(view.specs, view.hosts, view.by_host, view.needs, replica_counts)
 
 
 def begin(client: SyncRedis, move: Move, state: Farm) -> bool:
@@ -62,7 +62,7 @@ def _planning(client: SyncRedis) -> Generator[str]:
 
 def is_over(client: SyncRedis, move: Move) -> bool:
     """True once the replica has left and its successor serves. Raises ModelUnavailable where that fails."""
-    replicas = {one.replica: one for one in health.overview(client, move.model).replicas}
+    replicas = {replica.replica: replica for replica in model_overviews.overview(client, move.model).replicas}
     successor = replicas.get(move.successor.replica)
     if successor is not None and successor.state == "failed":
         raise ModelUnavailable(

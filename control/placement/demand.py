@@ -107,7 +107,7 @@ class ModelOnDemand:
 
 
 def follow(spec: ModelSpec, before: Demand, traffic: Traffic, now: int) -> Demand:
-    """The demand after a look at the requests. A model that sleeps is not woken here: `Turns` does that."""
+    """The demand after a look at the requests. A model that sleeps is not woken here: `WakePlanner` does that."""
     after = _noted(spec, before, traffic, now)
     replicas = min(max(after.replicas, spec.least_replicas), spec.replicas)
     if after.short and now - after.short >= SHORT_MS and replicas < spec.replicas:
@@ -127,8 +127,8 @@ def _noted(spec: ModelSpec, before: Demand, traffic: Traffic, now: int) -> Deman
     pause_ms = before.pause_ms
     used = before.used
     if came > 0 and before.requested:
-        each = max(1, (now - before.requested) // came)
-        pause_ms = (7 * pause_ms + each) // 8 if pause_ms else each
+        interval_ms = max(1, (now - before.requested) // came)
+        pause_ms = (7 * pause_ms + interval_ms) // 8 if pause_ms else interval_ms
     if came > 0 or (traffic.open and now - used >= USED_EVERY_MS):
         used = now
     awake = before.replicas > 0
@@ -176,7 +176,7 @@ def in_use(model: ModelOnDemand, now: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Woken:
+class WakePlan:
     """The decisions of one turn: the demands that change, and of each model that can't be woken now the reason. Those
     of `hopeless` could not be placed if all models on demand slept."""
 
@@ -187,7 +187,7 @@ class Woken:
     """By model that is woken, the models that go to sleep for it."""
 
 
-class Turns:
+class WakePlanner:
     """Decides which of the models that sleep and have requests are woken, and which models go to sleep for them.
 
     The model whose requests wait longest is first. It takes what is free. Where that is too little, models that are not
@@ -206,9 +206,9 @@ class Turns:
             (one for one in models if one.demand.replicas == 0 and one.traffic.queued and not one.spec.paused),
             key=lambda model: (model.demand.waiting, model.spec.name),
         )
-        self._woken = Woken()
+        self._woken = WakePlan()
 
-    def wake(self, may_evict: Mapping[str, bool]) -> Woken:
+    def wake(self, may_evict: Mapping[str, bool]) -> WakePlan:
         """`may_evict`: by model, whether its tenants may have others give way now."""
         for model in self._sleepers:
             name = model.spec.name
@@ -296,32 +296,34 @@ class Turns:
         return min(latest, default=self._now)
 
 
-def rooms_for_turns(
+def rooms_for_waking(
     hosts: Sequence[Host],
     needs: Needs,
-    held: Mapping[str, Sequence[Assignment]],
+    by_host: Mapping[str, Sequence[Assignment]],
     specs: Iterable[ModelSpec],
     models: Iterable[ModelOnDemand],
     uses: Uses | None = None,
 ) -> tuple[Room, Room]:
-    """The two rooms of `Turns`, beside the KV memory that replicas can give back by their `uses`. `specs`: all that are
-    desired; their missing replicas are placed first."""
-    held = with_lent(held, needs, uses or {})
+    """The two rooms of a `WakePlanner`, with the KV memory that replicas can give back by their `uses`.
+
+    `specs`: all that are desired; their missing replicas are placed first.
+    """
+    by_host = with_lent(by_host, needs, uses or {})
     spare = {(model.spec.name, replica) for model in models for replica in model.spare_replicas}
     demands = {model.spec.name: model.demand.replicas for model in models}
-    there = Counter(one.spec.name for one in {one.place: one for one in _staying(held)}.values())
+    counts = Counter(one.spec.name for one in {one.place: one for one in _staying(by_host)}.values())
     rooms = Room(hosts, needs), Room(hosts, needs)
     for room, is_emptied in zip(rooms, (False, True), strict=True):
-        for host_id, assignments in held.items():
+        for host_id, assignments in by_host.items():
             for one in assignments:
                 if not one.withdrawn and not (is_emptied and one.place in spare):
                     room.take(host_id, one)
         for spec in specs:
             count = spec.least_replicas if is_emptied else replica_count(spec, demands)
-            for _ in range(0 if spec.unload else count - there[spec.name]):
+            for _ in range(0 if spec.unload else count - counts[spec.name]):
                 place(spec, "missing", {}, room)
     return rooms
 
 
-def _staying(held: Mapping[str, Sequence[Assignment]]) -> Iterator[Assignment]:
-    return (one for assignments in held.values() for one in assignments if not one.withdrawn)
+def _staying(by_host: Mapping[str, Sequence[Assignment]]) -> Iterator[Assignment]:
+    return (assignment for assignments in by_host.values() for assignment in assignments if not assignment.withdrawn)

@@ -16,7 +16,7 @@ import msgspec
 from control.messages import Assignment, ModelSpec, Place
 from control.placement.placement import Assign, Needs, Parts, Room, Sizes, bytes_of, current_need, least_sizes
 
-Held = Mapping[str, Sequence[Assignment]]
+AssignmentsByHost = Mapping[str, Sequence[Assignment]]
 """Assignments by host id."""
 
 
@@ -31,20 +31,20 @@ Uses = Mapping[Place, KvUse]
 """By model and replica, of those that serve."""
 
 
-def parts_of_replicas(held: Held) -> dict[Place, Parts]:
+def parts_of_replicas(by_host: AssignmentsByHost) -> dict[Place, Parts]:
     """The assignments by replica."""
     replicas: dict[Place, Parts] = {}
-    for host_id, assignments in held.items():
+    for host_id, assignments in by_host.items():
         for one in assignments:
             replicas.setdefault(one.place, {})[host_id] = one
     return replicas
 
 
-def lenders(held: Held, needs: Needs) -> dict[Place, Parts]:
+def lenders(by_host: AssignmentsByHost, needs: Needs) -> dict[Place, Parts]:
     """The replicas that may be asked to give KV memory back, or were: on CPUs, with a share that was chosen for them
     and is more than one whole context."""
-    replicas = parts_of_replicas(held)
-    return {place: parts for place, parts in replicas.items() if all(_may_lend(one, needs) for one in parts.values())}
+    replicas = parts_of_replicas(by_host)
+    return {place: parts for place, parts in replicas.items() if all(_may_lend(part, needs) for part in parts.values())}
 
 
 def _may_lend(one: Assignment, needs: Needs) -> bool:
@@ -56,10 +56,10 @@ def _may_lend(one: Assignment, needs: Needs) -> bool:
     return chosen and sized and need is not None and (one.kv_tokens or 0) > need.context_tokens
 
 
-def given_back(held: Held, needs: Needs, uses: Uses) -> list[Assign]:
+def given_back(by_host: AssignmentsByHost, needs: Needs, uses: Uses) -> list[Assign]:
     """Smaller shares of the replicas that do with what they were asked to do with."""
     actions: list[Assign] = []
-    for place, parts in lenders(held, needs).items():
+    for place, parts in lenders(by_host, needs).items():
         for host_id, part in parts.items():
             use = uses.get(place)
             if part.kv_target is not None and use is not None and use.limit <= part.kv_target:
@@ -75,10 +75,10 @@ def _with_tokens(part: Assignment, tokens: int, needs: Needs) -> Assignment:
     return msgspec.structs.replace(part, kv_tokens=tokens, kv_target=None, memory=memory)
 
 
-def with_lent(held: Held, needs: Needs, uses: Uses) -> dict[str, list[Assignment]]:
+def with_lent(by_host: AssignmentsByHost, needs: Needs, uses: Uses) -> dict[str, list[Assignment]]:
     """The assignments if all replicas gave back what they can."""
-    changed = {host_id: list(assignments) for host_id, assignments in held.items()}
-    for place, parts in lenders(held, needs).items():
+    changed = {host_id: list(assignments) for host_id, assignments in by_host.items()}
+    for place, parts in lenders(by_host, needs).items():
         tokens = _least_tokens(place, parts, needs, uses)
         for host_id, part in parts.items():
             smaller = _with_tokens(part, tokens, needs)
@@ -101,20 +101,20 @@ def _least_tokens(place: Place, parts: Parts, needs: Needs, uses: Uses) -> int:
 class Asking:
     """Asks replicas for KV memory, for models without a place in the order in which they came."""
 
-    def __init__(self, held: Held, room: Room, uses: Uses) -> None:
+    def __init__(self, by_host: AssignmentsByHost, room: Room, uses: Uses) -> None:
         """`room`: beside all that hosts hold."""
         self._room = room
         self._uses = uses
-        self._lenders = lenders(held, room.needs)
-        self._asked: dict[Place, int] = {}
+        self._lenders = lenders(by_host, room.needs)
+        self._targets: dict[Place, int] = {}
         self._promised = Counter[str]()
         """By host, bytes that are given back for others."""
 
     def ask(self, spec: ModelSpec, parts: Parts) -> bool:
         """True if replicas give back, or are asked to, what the missing ranks of a replica need on one host."""
         need = current_need(spec, self._room.needs)
-        there = {rank for part in parts.values() for rank in part.ranks}
-        missing = [rank for rank in range(spec.tp) if rank not in there]
+        present = {rank for part in parts.values() for rank in part.ranks}
+        missing = [rank for rank in range(spec.tp) if rank not in present]
         if need is None:
             return False
         least = least_sizes(spec, parts, self._room)
@@ -134,7 +134,7 @@ class Asking:
         giving = [
             place
             for place, parts in self._lenders.items()
-            if place in self._asked or any(one.kv_target is not None for one in parts.values())
+            if place in self._targets or any(part.kv_target is not None for part in parts.values())
         ]
         return [f"{model}:{replica}" for model, replica in sorted(giving)]
 
@@ -144,26 +144,26 @@ class Asking:
         spare = sorted(self._spare(host_id), key=lambda one: (-one[1], one[0]))
         if short > sum(bytes_there for _, bytes_there, _ in spare):
             return False
-        for place, bytes_there, each in spare:
+        for place, bytes_there, bytes_per_token in spare:
             if short <= 0:
                 break
-            taken = min(short, bytes_there)
-            self._asked[place] = self._tokens(place) - -(-taken // each)
-            short -= taken
+            lent = min(short, bytes_there)
+            self._targets[place] = self._tokens(place) - -(-lent // bytes_per_token)
+            short -= lent
         self._promised[host_id] += size
         return True
 
     def _tokens(self, place: Place) -> int:
         part = next(iter(self._lenders[place].values()))
         assert part.kv_tokens is not None
-        return self._asked.get(place, part.kv_tokens)
+        return self._targets.get(place, part.kv_tokens)
 
     def _pending(self, host_id: str) -> int:
         """Bytes that are being given back, or whose return was requested just now."""
         pending = 0
         for place, parts in self._lenders.items():
             part = parts.get(host_id)
-            tokens = self._asked.get(place, part.kv_target if part is not None else None)
+            tokens = self._targets.get(place, part.kv_target if part is not None else None)
             if part is not None and tokens is not None:
                 smaller = _with_tokens(part, tokens, self._room.needs)
                 pending += bytes_of(part, self._room.needs) - bytes_of(smaller, self._room.needs)
@@ -174,7 +174,7 @@ class Asking:
         token."""
         for place, parts in self._lenders.items():
             part = parts.get(host_id)
-            if part is None or any(one.kv_target is not None for one in parts.values()):
+            if part is None or any(part.kv_target is not None for part in parts.values()):
                 continue
             need = current_need(part.spec, self._room.needs)
             assert need is not None
@@ -189,6 +189,6 @@ class Asking:
         """The targets of the replicas that are asked."""
         return [
             Assign(host_id, msgspec.structs.replace(part, kv_target=tokens))
-            for place, tokens in self._asked.items()
+            for place, tokens in self._targets.items()
             for host_id, part in self._lenders[place].items()
         ]

@@ -1,5 +1,6 @@
-"""The KV memory of sequences, and the memory that a rank needs, as `worker/models/need.py` finds it, beside what hosts
-have. Data in, data out."""
+"""The memory that a model needs, beside what hosts have: the KV memory of sequences, as all processes count it, and
+the memory of a rank, as `worker/models/need.py` finds it. Data in, data out.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
-
-# --- KV memory of sequences ------------------------------------------------------------------------------------------
-
-# The KV memory that sequences take, as ranks, leaders and planners count it.
-
 
 CHUNK_TOKENS = 512
 """The most tokens of a sequence that one step adds on a CPU."""
@@ -81,9 +77,6 @@ class KVCost(msgspec.Struct, frozen=True):
 
 PLAIN = KVCost()
 """Each position takes one token."""
-
-
-# --- Memory of ranks -------------------------------------------------------------------------------------------------
 
 
 class RankNeed(msgspec.Struct, frozen=True, kw_only=True):

@@ -151,11 +151,11 @@ class Room:
         self.crowd: Counter[str] = Counter()
         self.pending: Counter[str] = Counter()
         """By model, the bytes that its replicas without a place need at least. No share of KV memory takes them."""
-        self._taken: list[tuple[str, Assignment]] = []
+        self._assignments: list[tuple[str, Assignment]] = []
 
     def take(self, host_id: str, assignment: Assignment) -> None:
         """One more replica, or a part of one, is on the host."""
-        self._taken.append((host_id, assignment))
+        self._assignments.append((host_id, assignment))
         self.crowd[host_id] += 1
         if host_id in self.free:
             self.free[host_id] = [device for device in self.free[host_id] if device not in assignment.devices]
@@ -170,7 +170,7 @@ class Room:
         """The capacity without the replica of these `parts`."""
         room = Room(self.hosts, self.needs)
         room.pending = self.pending.copy()
-        for host_id, assignment in self._taken:
+        for host_id, assignment in self._assignments:
             part = parts.get(host_id)
             if part is None or part.place != assignment.place:
                 room.take(host_id, assignment)
@@ -183,7 +183,7 @@ class Room:
             return
         other = self.without({host_id: old})
         other.take(host_id, assignment)
-        self._taken = other._taken
+        self._assignments = other._assignments
         self.free = other.free
         self.left = other.left
         self.left_on = other.left_on
@@ -280,8 +280,8 @@ def place(spec: ModelSpec, replica: str, parts: Parts, room: Room) -> list[Actio
 
     Where no host has them the answer is one Unplaceable.
     """
-    there = {rank for part in parts.values() for rank in part.ranks}
-    missing = [rank for rank in range(spec.tp) if rank not in there]
+    present = {rank for part in parts.values() for rank in part.ranks}
+    missing = [rank for rank in range(spec.tp) if rank not in present]
     if not missing:
         return []
     sizes = least_sizes(spec, parts, room)
@@ -309,7 +309,7 @@ def place(spec: ModelSpec, replica: str, parts: Parts, room: Room) -> list[Actio
             device_memory=_device_memory(sizes, devices, room, host_id),
             kv_tokens=kv_tokens,
             shares=sizes.shares,
-            kv_target=next((one.kv_target for one in parts.values()), None),
+            kv_target=next((part.kv_target for part in parts.values()), None),
         )
         room.replace(host_id, part, assignment)
         actions.append(Assign(host_id, assignment))
@@ -383,9 +383,9 @@ def least_sizes(spec: ModelSpec, parts: Parts, room: Room) -> Sizes:
     """Of each rank of a replica with the fewest KV tokens that it may have, or with those that its ranks have
     already."""
     need = current_need(spec, room.needs)
-    held = next((part.kv_tokens for part in parts.values()), None)
+    kv_tokens = next((part.kv_tokens for part in parts.values()), None)
     shares = next((part.shares for part in parts.values()), [])
-    return Sizes(need, 0 if need is None else spec.kv_tokens or held or need.least_tokens, shares)
+    return Sizes(need, 0 if need is None else spec.kv_tokens or kv_tokens or need.least_tokens, shares)
 
 
 def _share(spec: ModelSpec, chosen: dict[str, dict[int, str]], parts: Parts, room: Room, sizes: Sizes) -> int | None:

@@ -24,7 +24,7 @@ from control.placement.placement import (
 )
 from control.placement.rollout import carried_out, free_names, is_giving_back, plan
 
-Held = dict[str, list[Assignment]]
+AssignmentsByHost = dict[str, list[Assignment]]
 """Assignments by host id."""
 
 LEAST_GAIN = 0.1
@@ -50,19 +50,19 @@ class Farm:
 
     specs: list[ModelSpec]
     hosts: list[Host]
-    held: Held
+    by_host: AssignmentsByHost
     needs: Needs
     replica_counts: ReplicaCounts
     """The number of replicas of each model on demand that are to run now."""
 
     def moves(self) -> list[Move]:
         """All that should be moved, in this order, each after the former one has ended."""
-        made: list[Move] = []
+        moves: list[Move] = []
         state = self.settled()
-        while len(made) < MOST_MOVES and (move := state.next_move()) is not None:
-            made.append(move)
+        while len(moves) < MOST_MOVES and (move := state.next_move()) is not None:
+            moves.append(move)
             state = state.after(move).without_old(move).settled()
-        return made
+        return moves
 
     def next_move(self) -> Move | None:
         """The next move of a farm where everything that has room is placed; None where none helps."""
@@ -85,20 +85,21 @@ class Farm:
     @property
     def is_settled(self) -> bool:
         """True if no replica leaves or gives memory back, and the planner has nothing to do."""
-        if any(one.withdrawn for own in self.held.values() for one in own) or is_giving_back(self.held):
+        is_leaving = any(assignment.withdrawn for own in self.by_host.values() for assignment in own)
+        if is_leaving or is_giving_back(self.by_host):
             return False
         return all(isinstance(one, Unplaceable) for one in self._actions())
 
     def after(self, move: Move) -> Farm:
         """The farm right after a move has begun: the replica leaves, and its successor starts."""
         actions = [Withdraw(move.source, move.model, move.replica), Assign(move.target, move.successor)]
-        return replace(self, held=carried_out(self.held, actions))
+        return replace(self, by_host=carried_out(self.by_host, actions))
 
     def without_old(self, move: Move) -> Farm:
         """The farm once the replica has left."""
-        held = dict(self.held)
-        held[move.source] = [one for one in held[move.source] if not is_moved(one, move)]
-        return replace(self, held=held)
+        by_host = dict(self.by_host)
+        by_host[move.source] = [one for one in by_host[move.source] if not is_moved(one, move)]
+        return replace(self, by_host=by_host)
 
     def unplaced(self) -> set[Place]:
         """The replicas for which no host has room."""
@@ -109,27 +110,32 @@ class Farm:
         state = self
         for _ in range(_MOST_TURNS):
             actions = state._actions()
-            held = carried_out(state.held, actions)
-            leaving = any(one.withdrawn for own in held.values() for one in own)
-            state = replace(state, held={host: [one for one in own if not one.withdrawn] for host, own in held.items()})
-            if not leaving and not any(isinstance(one, Assign) for one in actions):
+            by_host = carried_out(state.by_host, actions)
+            leaving = any(assignment.withdrawn for own in by_host.values() for assignment in own)
+            staying = {
+                host: [assignment for assignment in own if not assignment.withdrawn] for host, own in by_host.items()
+            }
+            state = replace(state, by_host=staying)
+            if not leaving and not any(isinstance(action, Assign) for action in actions):
                 break
         return state
 
     def _actions(self) -> list[Action]:
         """The planner's actions if every replica serves that does not leave."""
-        serving = {one.place for own in self.held.values() for one in own if not one.withdrawn}
-        return plan(self.specs, self.hosts, self.held, serving, needs=self.needs, replica_counts=self.replica_counts)
+        serving = {assignment.place for own in self.by_host.values() for assignment in own if not assignment.withdrawn}
+        return plan(self.specs, self.hosts, self.by_host, serving, needs=self.needs, replica_counts=self.replica_counts)
 
     def _possible(self) -> Iterator[Move]:
         """Every replica that one host has on its CPUs and whose memory is known, to every host that has room for it
         now."""
         current = {spec.name: spec for spec in self.specs if not spec.unload}
-        held = [one for own in self.held.values() for one in own]
-        names = {name: {one.replica for one in held if one.spec.name == name} for name in current}
+        assignments = [assignment for own in self.by_host.values() for assignment in own]
+        names = {
+            name: {assignment.replica for assignment in assignments if assignment.spec.name == name} for name in current
+        }
         planned = [host for host in self.hosts if host.memory is not None and not host.drained]
         for source in planned:
-            for one in self.held.get(source.id, ()):
+            for one in self.by_host.get(source.id, ()):
                 spec = current.get(one.spec.name)
                 is_whole = len(one.ranks) == one.spec.tp and all(device == "cpu" for device in one.devices)
                 if spec is None or one.withdrawn or not one.memory or not is_whole:
@@ -140,7 +146,7 @@ class Farm:
                     if target.id == source.id or target.devices:
                         continue
                     room = Room([target], self.needs)
-                    for assignment in self.held.get(target.id, ()):
+                    for assignment in self.by_host.get(target.id, ()):
                         room.take(target.id, assignment)
                     name = next(iter(free_names(names[spec.name])))
                     [action] = place(msgspec.structs.replace(spec, spread=False), name, {}, room)
@@ -158,7 +164,7 @@ class Farm:
     def _shares(self) -> dict[str, float]:
         """The part of each host's memory that its replicas need at least."""
         return {
-            host.id: sum(_least(one, self.needs) for one in self.held.get(host.id, ())) / max(1, host.memory)
+            host.id: sum(_least(one, self.needs) for one in self.by_host.get(host.id, ())) / max(1, host.memory)
             for host in self.hosts
             if host.memory is not None
         }
@@ -166,7 +172,7 @@ class Farm:
     def _gain(self, move: Move, shares: dict[str, float]) -> float:
         """By how much less of its memory the fuller of the two hosts uses after a move."""
         memory = {host.id: max(1, host.memory or 0) for host in self.hosts}
-        [moved] = [one for one in self.held[move.source] if is_moved(one, move)]
+        [moved] = [one for one in self.by_host[move.source] if is_moved(one, move)]
         size = _least(moved, self.needs)
         source = shares[move.source]
         target = shares[move.target]

@@ -55,11 +55,11 @@ class Replica:
         return "old" if self.spec.revision != desired.revision or drained & self.parts.keys() else "current"
 
 
-def free_names(taken: Collection[str]) -> Iterable[str]:
+def free_names(names: Collection[str]) -> Iterable[str]:
     """`r0`, `r1`, … without those that are taken. A name is free again once its replica is gone."""
     index = 0
     while True:
-        if f"r{index}" not in taken:
+        if f"r{index}" not in names:
             yield f"r{index}"
         index += 1
 
@@ -72,15 +72,15 @@ def in_order(names: Iterable[str]) -> list[str]:
 def is_settled(
     specs: list[ModelSpec],
     hosts: list[Host],
-    held: dict[str, list[Assignment]],
+    by_host: dict[str, list[Assignment]],
     unattended: Set[Part] = frozenset(),
     needs: Needs | None = None,
     replica_counts: ReplicaCounts | None = None,
 ) -> bool:
     """True if no replica is to be removed, so that a plan doesn't need the replicas' health."""
-    _, replicas = _standing(hosts, held, unattended)
+    _, replicas = _standing(hosts, by_host, unattended)
     drained = _drained(hosts)
-    if any(_too_much(_room(hosts, held, needs), held)):
+    if any(_too_much(_room(hosts, by_host, needs), by_host)):
         return False
     for spec in specs:
         lives = [replica.life(spec, drained) for replica in replicas.get(spec.name, {}).values()]
@@ -92,7 +92,7 @@ def is_settled(
 def plan(
     specs: list[ModelSpec],
     hosts: list[Host],
-    held: dict[str, list[Assignment]],
+    by_host: dict[str, list[Assignment]],
     serving: Set[Place] = frozenset(),
     failed: Set[Place] = frozenset(),
     unattended: Set[Part] = frozenset(),
@@ -102,7 +102,7 @@ def plan(
 ) -> list[Action]:
     """The actions that bring the farm nearer to `specs`.
 
-    `held` maps a host id, living or not, to its assignments. A host that no longer beats loses what it holds, except
+    `by_host` maps a host id, living or not, to its assignments. A host that no longer beats loses what it holds, except
     for the `unattended` parts: their ranks live, and only the host's agent is away. An assignment whose model has no
     spec at all stays, because absence never means unload. A host that was thought dead and comes back with ranks that
     another one has by now loses them. `serving` and `failed` say how replicas are; they matter only where something is
@@ -110,14 +110,14 @@ def plan(
     `replica_counts` has the replicas of models on demand, `uses` the KV memory that replicas use, which is asked for
     and taken back where a replica has no place."""
     replica_counts = replica_counts or {}
-    smaller = given_back(held, needs or {}, uses or {})
-    held = _with(held, smaller)
-    actions, replicas = _standing(hosts, held, unattended)
+    smaller = given_back(by_host, needs or {}, uses or {})
+    by_host = _with(by_host, smaller)
+    actions, replicas = _standing(hosts, by_host, unattended)
     actions = [*smaller, *actions]
-    room = _room(hosts, held, needs)
-    actions += [Withdraw(host_id, *one.place, at_once=True) for host_id, one in _too_much(room, held, serving)]
+    room = _room(hosts, by_host, needs)
+    actions += [Withdraw(host_id, *one.place, at_once=True) for host_id, one in _too_much(room, by_host, serving)]
     room.await_places(specs, {name: len(own) for name, own in replicas.items()}, replica_counts)
-    actions += _sized(held, room, {one.host for one in actions if isinstance(one, Withdraw)})
+    actions += _sized(by_host, room, {action.host for action in actions if isinstance(action, Withdraw)})
     for spec in specs:
         mine = list(replicas.get(spec.name, {}).values())
         if spec.unload:
@@ -126,17 +126,17 @@ def plan(
             states = [{name for model, name in places if model == spec.name} for places in (serving, failed)]
             count = replica_count(spec, replica_counts)
             actions += Rollout(spec, count, mine, room, _drained(hosts), *states).actions()
-    return _asking(actions, specs, held, replicas, _room(hosts, carried_out(held, actions), needs), uses or {})
+    return _asking(actions, specs, by_host, replicas, _room(hosts, carried_out(by_host, actions), needs), uses or {})
 
 
-def is_giving_back(held: Mapping[str, Sequence[Assignment]]) -> bool:
+def is_giving_back(by_host: Mapping[str, Sequence[Assignment]]) -> bool:
     """True while a replica has KV memory that it was asked to give back."""
-    return any(one.kv_target is not None for assignments in held.values() for one in assignments)
+    return any(assignment.kv_target is not None for assignments in by_host.values() for assignment in assignments)
 
 
-def _with(held: dict[str, list[Assignment]], assigned: Iterable[Assign]) -> dict[str, list[Assignment]]:
+def _with(by_host: dict[str, list[Assignment]], assigned: Iterable[Assign]) -> dict[str, list[Assignment]]:
     """The assignments once these are made."""
-    changed = {host_id: list(assignments) for host_id, assignments in held.items()}
+    changed = {host_id: list(assignments) for host_id, assignments in by_host.items()}
     for action in assigned:
         place = action.assignment.place
         others = [one for one in changed.get(action.host, []) if one.place != place]
@@ -144,14 +144,16 @@ def _with(held: dict[str, list[Assignment]], assigned: Iterable[Assign]) -> dict
     return changed
 
 
-def carried_out(held: dict[str, list[Assignment]], actions: Sequence[Action]) -> dict[str, list[Assignment]]:
+def carried_out(by_host: dict[str, list[Assignment]], actions: Sequence[Action]) -> dict[str, list[Assignment]]:
     """The assignments once the actions are carried out; what is withdrawn leaves."""
-    changed = _with(held, (one for one in actions if isinstance(one, Assign)))
-    leaving = {(one.host, one.model, one.replica) for one in actions if isinstance(one, Withdraw)}
+    changed = _with(by_host, (action for action in actions if isinstance(action, Assign)))
+    leaving = {(action.host, action.model, action.replica) for action in actions if isinstance(action, Withdraw)}
     return {
         host_id: [
-            msgspec.structs.replace(one, withdrawn=True) if (host_id, *one.place) in leaving else one
-            for one in assignments
+            msgspec.structs.replace(assignment, withdrawn=True)
+            if (host_id, *assignment.place) in leaving
+            else assignment
+            for assignment in assignments
         ]
         for host_id, assignments in changed.items()
     }
@@ -160,16 +162,16 @@ def carried_out(held: dict[str, list[Assignment]], actions: Sequence[Action]) ->
 def _asking(
     actions: list[Action],
     specs: list[ModelSpec],
-    held: dict[str, list[Assignment]],
+    by_host: dict[str, list[Assignment]],
     replicas: dict[str, dict[str, Replica]],
     room: Room,
     uses: Uses,
 ) -> list[Action]:
     """The actions with what is asked of others for replicas that have no place."""
     by_name = {spec.name: spec for spec in specs}
-    if not any(isinstance(one, Unplaceable) for one in actions):
+    if not any(isinstance(action, Unplaceable) for action in actions):
         return actions
-    asking = Asking(carried_out(held, actions), room, uses)
+    asking = Asking(carried_out(by_host, actions), room, uses)
     rest: list[Action] = []
     for action in actions:
         if isinstance(action, Unplaceable):
@@ -183,13 +185,13 @@ def _asking(
 
 
 def _standing(
-    hosts: list[Host], held: dict[str, list[Assignment]], unattended: Set[Part]
+    hosts: list[Host], by_host: dict[str, list[Assignment]], unattended: Set[Part]
 ) -> tuple[list[Action], dict[str, dict[str, Replica]]]:
     """Withdrawals from hosts that are dead or came back too late, and the remaining replicas by model and name."""
     living = {host.id for host in hosts}
     actions: list[Action] = []
     replicas: dict[str, dict[str, Replica]] = {}
-    for host_id, assignments in held.items():
+    for host_id, assignments in by_host.items():
         for one in assignments:
             if host_id not in living and (host_id, *one.place) not in unattended:
                 actions.append(Withdraw(host_id, *one.place))
@@ -205,32 +207,32 @@ def _standing(
     return actions, replicas
 
 
-def _room(hosts: list[Host], held: dict[str, list[Assignment]], needs: Needs | None) -> Room:
+def _room(hosts: list[Host], by_host: dict[str, list[Assignment]], needs: Needs | None) -> Room:
     """The room that is left beside all that hosts hold."""
     room = Room(hosts, needs)
-    for host_id, assignments in held.items():
+    for host_id, assignments in by_host.items():
         for assignment in assignments:
             room.take(host_id, assignment)
     return room
 
 
 def _too_much(
-    room: Room, held: dict[str, list[Assignment]], serving: Set[Place] = frozenset()
+    room: Room, by_host: dict[str, list[Assignment]], serving: Set[Place] = frozenset()
 ) -> Iterator[tuple[str, Assignment]]:
     """Of hosts that were given more than their memory, before a need was known, what does not serve and is to go."""
     for host_id, left in room.left.items():
-        for one in sorted(held.get(host_id, ()), key=lambda one: one.place, reverse=True):
+        for one in sorted(by_host.get(host_id, ()), key=lambda one: one.place, reverse=True):
             size = bytes_of(one, room.needs)
             if left < 0 and size and not one.withdrawn and one.place not in serving:
                 left += size
                 yield host_id, one
 
 
-def _sized(held: dict[str, list[Assignment]], room: Room, crowded: Set[str]) -> list[Action]:
+def _sized(by_host: dict[str, list[Assignment]], room: Room, crowded: Set[str]) -> list[Action]:
     """Assignments that were made before a need was known, with their memory, but for replicas on hosts from which
     something is to go first."""
     actions: list[Action] = []
-    for all_parts in parts_of_replicas(held).values():
+    for all_parts in parts_of_replicas(by_host).values():
         parts = {host_id: part for host_id, part in all_parts.items() if not part.withdrawn}
         lacking = {host_id for host_id, part in parts.items() if host_id in room.left and not part.memory}
         if lacking and not lacking & crowded:
@@ -337,7 +339,7 @@ class Rollout:
         placed = any(isinstance(action, Assign) for action in actions)
         if missing <= 0 or placed or not old:
             return actions
-        waits = leaving or any(one.name not in self._serving for one in current)
+        waits = leaving or any(replica.name not in self._serving for replica in current)
         return [] if waits else self._make_room(next(iter(free_names([one.name for one in self._replicas]))))
 
     def _make_room(self, name: str) -> list[Action]:

@@ -1,4 +1,7 @@
-"""Reports of API processes to operators: requests that ended, and files of models that broke their bounds."""
+"""Reports of API processes to operators: requests that ended, and files of models that broke their bounds.
+
+Each is kept for an hour at most. Of the ended requests the newest of all processes together are kept.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,6 @@ from control import keys
 from control.clock import now_ms
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_every, write
-
-# --- Ended -----------------------------------------------------------------------------------------------------------
-
-# Requests that have ended, as the API processes saw their ends: kept for an hour at most, the newest ones of all
-# processes together, for operators who look for what has failed.
-
 
 KEPT_S = 3600
 """The time for which an ended request, or the last breach of a file, is shown."""
@@ -53,8 +50,8 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 def note(records: Sequence[EndedRequest]) -> list[Call[str]]:
     """Keep these records; the oldest of all give way. Sent twice they are kept twice, and shown once."""
     additions = [
-        read("XADD", keys.ENDED, "MAXLEN", "~", MOST, "*", "record", msgspec.json.encode(one).decode(), parse=str)
-        for one in records
+        read("XADD", keys.ENDED, "MAXLEN", "~", MOST, "*", "record", msgspec.json.encode(record).decode(), parse=str)
+        for record in records
     ]
     return [*additions, read("PEXPIRE", keys.ENDED, KEPT_S * 1000, parse=str)]
 
@@ -66,24 +63,19 @@ def ended(
     failed or did not. Raises RedisUnavailable."""
     since = now_ms() - KEPT_S * 1000
     records = run(client, read("XREVRANGE", keys.ENDED, "+", since, "COUNT", MOST, parse=_records))
-    distinct = {(one.id, one.ended_ms): one for one in records}.values()
+    distinct = {(record.id, record.ended_ms): record for record in records}.values()
     fitting = [
-        one
-        for one in distinct
-        if (model is None or one.model == model)
-        and (tenant is None or one.tenant == tenant)
-        and (failed is None or one.failed == failed)
+        record
+        for record in distinct
+        if (model is None or record.model == model)
+        and (tenant is None or record.tenant == tenant)
+        and (failed is None or record.failed == failed)
     ]
     return fitting[:limit]
 
 
 def _records(reply: list[tuple[str, dict[str, str]]]) -> list[EndedRequest]:
     return [msgspec.json.decode(fields["record"], type=EndedRequest) for _, fields in reply]
-
-
-# --- Breaches --------------------------------------------------------------------------------------------------------
-
-# Files of models that broke their bounds in an API process, for the doctor and the console.
 
 
 CALLS = "calls"
@@ -115,4 +107,4 @@ def breaches_of(client: SyncRedis, models: list[str]) -> dict[str, list[Breach]]
 
 
 def _breaches(values: list[bytes | str]) -> list[Breach]:
-    return sorted((msgspec.json.decode(value, type=Breach) for value in values), key=lambda one: one.file)
+    return sorted((msgspec.json.decode(value, type=Breach) for value in values), key=lambda breach: breach.file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,14 +22,14 @@ def put_spec(client: SyncRedis, spec: ModelSpec, *, again: bool = False) -> int:
     """Make `spec` the desired state and return its revision, which grows only when something changed, or `again`."""
     # The specification first: a name in the set whose specification is not there yet would be nothing.
     revision = run(client, _put_spec(spec, "again" if again else "change"))
-    know(client, spec.name)
+    enter_name(client, spec.name)
     return revision
 
 
 def restore_spec(client: SyncRedis, spec: ModelSpec) -> None:
     """Bring a specification back that Redis has lost; one that is there stays."""
     run(client, _put_spec(spec, "restore"))
-    know(client, spec.name)
+    enter_name(client, spec.name)
 
 
 def is_there(model: str) -> tuple[Call[bool], Call[bool]]:
@@ -39,7 +40,7 @@ def is_there(model: str) -> tuple[Call[bool], Call[bool]]:
     )
 
 
-def know(client: SyncRedis, name: str) -> None:
+def enter_name(client: SyncRedis, name: str) -> None:
     """Enter the model's name where all are read, and say that a specification has changed; harmless for one that is
     there."""
     index = [write("SADD", key, name, parse=int) for key in (keys.MODELS, keys.METERED)]
@@ -92,16 +93,16 @@ def model_names(client: SyncRedis, model: str | None = None) -> list[str]:
     return names_of_all if model is None else [model]
 
 
-def same(one: ModelSpec, other: ModelSpec) -> bool:
+def same(first: ModelSpec, second: ModelSpec) -> bool:
     """True if both specifications are equal apart from their revisions."""
-    return msgspec.structs.replace(one, revision=0) == msgspec.structs.replace(other, revision=0)
+    return msgspec.structs.replace(first, revision=0) == msgspec.structs.replace(second, revision=0)
 
 
 def tombstone(client: SyncRedis, model: str) -> bool:
     """Ask for the model to be unloaded; False if there is none."""
-    there = run(client, Call("tombstone", (ModelKeys(model).spec,), (), bool))
+    is_known = run(client, Call("tombstone", (ModelKeys(model).spec,), (), bool))
     run(client, read("INCR", keys.MODELS_VERSION, parse=int))
-    return there
+    return is_known
 
 
 def forget(client: SyncRedis, spec: ModelSpec) -> None:
@@ -115,7 +116,7 @@ def forget(client: SyncRedis, spec: ModelSpec) -> None:
     # The name goes last: by it the planner finds an unload that was cut off, and repeats it.
     run(client, read("SREM", keys.MODELS, spec.name, parse=int))
     if get_spec(client, spec.name) is not None:
-        know(client, spec.name)  # it was loaded between the two
+        enter_name(client, spec.name)  # it was loaded between the two
 
 
 def _leave_assets(client: SyncRedis, model_keys: ModelKeys) -> None:
@@ -183,11 +184,11 @@ def retire_batch(model: str, replica: str, heir: str = "") -> Call[tuple[int, in
     return Call("retire", named, (model_keys.base, replica_keys.base, replica, heir), _pair)
 
 
-def _heir(client: SyncRedis, model: str, gone: str) -> str:
+def _heir(client: SyncRedis, model: str, retired: str) -> str:
     """Another replica of the model that has a leader, "" for none."""
-    others = [name for name in run(client, replicas(model)) if name != gone]
-    led = run_every(client, [read("EXISTS", ModelKeys(model).replica(name).lock, parse=bool) for name in others])
-    return next((name for name, leads in zip(others, led, strict=True) if leads), "")
+    candidates = [name for name in run(client, replicas(model)) if name != retired]
+    led = run_every(client, [read("EXISTS", ModelKeys(model).replica(name).lock, parse=bool) for name in candidates])
+    return next((name for name, leads in zip(candidates, led, strict=True) if leads), "")
 
 
 def _pair(reply: list[int]) -> tuple[int, int]:
@@ -246,5 +247,18 @@ def _flat(fields: dict[str, str]) -> list[str]:
 def _read_struct(key: str, kind: type[T]) -> Call[T | None]:
     def parse(reply: dict[str, str]) -> T | None:
         return from_fields(reply, kind) if reply else None
+
+    return read("HGETALL", key, parse=parse)
+
+
+def json_records(key: str, kind: type[T]) -> Call[dict[str, T]]:
+    """The records of a hash by field. One that can't be read as `kind` is left out, as of another version of Furrow."""
+
+    def parse(reply: dict[str, str]) -> dict[str, T]:
+        records: dict[str, T] = {}
+        for field, text in reply.items():
+            with suppress(msgspec.DecodeError):
+                records[field] = msgspec.json.decode(text, type=kind)
+        return records
 
     return read("HGETALL", key, parse=parse)

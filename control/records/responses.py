@@ -81,19 +81,19 @@ class Trimmed:
     number: int
 
 
-def keep_response(stored: StoredResponse, ttl_ms: int, quota: Quota) -> Call[bool]:
+def keep_response(response: StoredResponse, ttl_ms: int, quota: Quota) -> Call[bool]:
     """Store what was accepted; false while older ones must go before: call again. May be repeated."""
     fields = {
-        "tenant": stored.tenant,
-        "model": stored.model,
-        "view": stored.view,
-        "previous": stored.previous,
-        "input": msgspec.json.encode(stored.input).decode(),
-    } | ({"kind": "chat", "metadata": stored.metadata, "named": stored.named} if stored.kind == "chat" else {})
+        "tenant": response.tenant,
+        "model": response.model,
+        "view": response.view,
+        "previous": response.previous,
+        "input": msgspec.json.encode(response.input).decode(),
+    } | ({"kind": "chat", "metadata": response.metadata, "named": response.named} if response.kind == "chat" else {})
     words: list[str | bytes] = [word for pair in fields.items() for word in pair]
-    if stored.params:
-        words += ["params", stored.params]
-    return _owned("keep_response", stored.owner, stored.rid, ttl_ms, quota.bytes, quota.number, *words, parse=bool)
+    if response.params:
+        words += ["params", response.params]
+    return _owned("keep_response", response.owner, response.rid, ttl_ms, quota.bytes, quota.number, *words, parse=bool)
 
 
 def watch_response(rid: str, owner: str, kind: Kind = "response") -> list[Call[None]]:
@@ -179,10 +179,10 @@ def trim_responses(owner: str, quota: Quota) -> Call[Trimmed]:
     return _owned("trim_responses", owner, quota.bytes, quota.number, parse=parse)
 
 
-def note_bytes(owner: str, stored: Trimmed) -> list[Call[None]]:
+def note_bytes(owner: str, trimmed: Trimmed) -> list[Call[None]]:
     """Tell operators what an owner stores; one that stores nothing is not looked after any more."""
-    if stored.number:
-        return [read("ZADD", keys.RESPONSE_BYTES, stored.bytes, owner, parse=_nothing)]
+    if trimmed.number:
+        return [read("ZADD", keys.RESPONSE_BYTES, trimmed.bytes, owner, parse=_nothing)]
     return [read("ZREM", key, owner, parse=_nothing) for key in (keys.RESPONSE_BYTES, keys.RESPONSE_OWNERS)]
 
 
@@ -223,11 +223,6 @@ def _members(reply: list[str]) -> list[tuple[str, str]]:
 
 def _nothing(_: Any) -> None:
     return None
-
-
-# --- Chat completions ------------------------------------------------------------------------------------------------
-
-# Stored chat completions: records as those of responses, with the same quota, and a list of each owner's.
 
 
 @dataclass(frozen=True, slots=True)

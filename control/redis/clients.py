@@ -22,7 +22,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from control.errors import RedisUnavailable, SettingsError
-from control.redis.routing import AsyncCluster, Cluster
+from control.redis.cluster import AsyncCluster, Cluster
 from control.redis.urls import RedisUrl, address, credentials_in, parse_redis_url, without_credentials
 from control.settings import redis_url
 

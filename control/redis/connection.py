@@ -1,10 +1,13 @@
 """Running calls on Redis, from threads and from asyncio: one description of each transition, two ways to send it.
 
 A `Call` is data: the words to send and the parser of the reply. Every script may be sent twice, so a call without a
-reply is sent again; redis-py's own retries are off. A server that stays unreachable, that can't write (loading, out of
-memory, a failed save, a replica), that denies a right, or that has a key which another program has written over, is
-RedisUnavailable: the caller keeps its data and tries later. Connections that are dead without having said so are not
-used again.
+reply is sent again; redis-py's own retries are off. A server is RedisUnavailable while it can't be reached, can't write
+(loading, out of memory, a failed save, a replica), denies a right, or has a key that another program has written over:
+the caller keeps its data and tries later. After a time-out no idle connection is used again.
+
+`run` and its kin send calls at once, `Posted` in two halves. `Batches` sends the calls of many coroutines on few
+connections: the calls that come while a round trip is under way share the next one. A connection for each coroutine
+would be slow to make, and a pool of them is soon used up. `read_streams` blocks until a stream has an entry.
 """
 
 from __future__ import annotations
@@ -25,78 +28,20 @@ from control.redis.clients import LONGEST_BLOCK_MS, AsyncRedis, SyncRedis, unava
 from control.redis.clients import connect as connect
 from control.redis.clients import connect_async as connect_async
 from control.redis.clients import connect_blocking as connect_blocking
-from control.redis.routing import ABSENT, AsyncCluster, Cluster, Command, Routed, Wire, exchange
+from control.redis.cluster import AsyncCluster, Cluster, Routed
+from control.redis.pipeline import ABSENT, Pipeline, RedisCommand, exchange
 from control.scripts import SCRIPTS, refused
 
-# --- Refusals --------------------------------------------------------------------------------------------------------
-
-# Answers of a server that is there and can't serve just now: loading, out of memory, a failed save, a replica, or a
-# user without the right.
-
-
-_TYPES = (
-    redis_errors.BusyLoadingError,
-    redis_errors.OutOfMemoryError,
-    redis_errors.ReadOnlyError,
-    redis_errors.MasterDownError,
-    redis_errors.ClusterDownError,
-    redis_errors.TryAgainError,
-    redis_errors.AskError,
-)
-"""Errors that redis-py reports by type; it removes the first word from their text."""
-_TEXT = re.compile(
-    # At the beginning, or behind the dash that Redis 6.2 puts before an error inside a script.
-    r"(?:^|-)(?:LOADING|OOM|MISCONF|READONLY|BUSY|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|TRYAGAIN|UNBLOCKED) "
-    # While a slot moves between shards, a script finds some of its keys gone already.
-    r"|attempted to access a non local key|while the cluster is down"
-)
-_DENIED = re.compile(
-    # In a script too, whose words differ between Redis 6.2, Redis 7 and Valkey.
-    r"(?:^|-)NOPERM |no permission|user executing the script can't|ACL failure",
-    re.IGNORECASE,
-)
-_FULL = re.compile(r"(?:^|-)OOM ")
-
-
-def refusal(error: Exception, command: str) -> RedisUnavailable | None:
-    """The error for a refusal of `command` that the caller can wait out or an operator can mend; None for another."""
-    if out_of_memory(error):
-        return RedisFull()
-    if lacks_right(error):
-        return RedisDenied(str(error))
-    if transient(error):
-        return RedisUnavailable(f"Redis can't serve {command} just now: {error}")
-    return None
-
-
-def transient(error: Exception) -> bool:
-    """True if the same command may succeed later, by itself or after the operator repaired the server."""
-    return isinstance(error, _TYPES) or _TEXT.search(str(error)) is not None
-
-
-def out_of_memory(error: Exception) -> bool:
-    """True if the server refused a write because it has reached its maxmemory."""
-    return isinstance(error, redis_errors.OutOfMemoryError) or _FULL.search(str(error)) is not None
-
-
-def wrong_type(error: Exception) -> bool:
-    """True if a key has another type than the command is for."""
-    return "WRONGTYPE " in str(error)
-
-
-def lacks_right(error: Exception) -> bool:
-    """True if the server's user lacks a right to the command, a key or a channel."""
-    return isinstance(error, redis_errors.NoPermissionError) or _DENIED.search(str(error)) is not None
-
-
 T = TypeVar("T")
-
-_DAMAGED = re.compile(r'key "(.*)" (is not .* but .*)', re.DOTALL)
-"""A refusal of a script (`scripts/_check.lua`) for the sake of a key."""
+Entry = tuple[str, dict[str, str]]
 RETRY_AFTER_S = (0.02, 0.1, 0.4)
 """Waits before the second, third and fourth sending. Longer outages are the caller's to sit out."""
 GIVE_UP_S = 1.5
 """No further sending after so long: where each ends with a time-out, two are enough."""
+BREATH_S = 0.1
+"""Pause before a failed read is reported, so that a loop around it does not spin while Redis is away."""
+LARGEST_BATCH = 128
+"""Calls in one round trip; each is a script of a fraction of a millisecond, and the first waits for the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +63,8 @@ class Call(Generic[T]):
         head = ["EVALSHA", script.sha] if by_sha else ["EVAL", script.text]
         return [*head, len(self.keys), *self.keys, *self.args]
 
-    def command(self, *, by_sha: bool) -> Command:
-        return Command(tuple(self.words(by_sha=by_sha)), {NEVER_DECODE: True} if self.binary else {})
+    def command(self, *, by_sha: bool) -> RedisCommand:
+        return RedisCommand(tuple(self.words(by_sha=by_sha)), {NEVER_DECODE: True} if self.binary else {})
 
 
 def read(*words: Any, parse: Callable[[Any], T]) -> Call[T]:
@@ -201,7 +146,7 @@ def _answers(step: Step, values: list[Any]) -> Any:
 
 
 class Posted:
-    """Calls that are sent at once; the caller does something else until it wants their answers.
+    """Calls that are sent when this is made; the caller works on until it needs their answers.
 
     Asked a second time, after an error, it sends them all again: every script may come twice.
     """
@@ -209,9 +154,9 @@ class Posted:
     def __init__(self, client: SyncRedis, calls: Sequence[Call[Any]]) -> None:
         self._client = client
         self._calls = calls
-        self._under_way: Wire | Routed[list[Any]] | Exception | None = self._send()
+        self._under_way: Pipeline | Routed[list[Any]] | Exception | None = self._send()
 
-    def _send(self) -> Wire | Routed[list[Any]] | Exception:
+    def _send(self) -> Pipeline | Routed[list[Any]] | Exception:
         self._sending = _Sending(self._calls)
         return _depart(self._client, self._sending.commands())
 
@@ -231,7 +176,7 @@ class Posted:
         return sending.outcomes(self._client)
 
     def drain(self) -> None:
-        """Read the answers at one try, and forget them: what was sent has been done then, where Redis was there."""
+        """Read the answers once and drop them. Where Redis was reachable, the calls have been carried out by then."""
         if self._under_way is not None:
             _arrive(self._client, self._under_way)
             self._under_way = None
@@ -278,7 +223,7 @@ class _Sending:
         """The wait for answers begins."""
         self._began = time.monotonic()
 
-    def commands(self) -> list[Command]:
+    def commands(self) -> list[RedisCommand]:
         """The commands to send now; none once every call has an answer or has failed."""
         self._sent = list(self._by_sha)
         return [self._calls[i].command(by_sha=by_sha) for i, by_sha in self._by_sha.items()]
@@ -315,16 +260,16 @@ class _Sending:
         ]
 
 
-def _depart(client: SyncRedis, commands: Sequence[Command]) -> Wire | Routed[list[Any]] | Exception:
+def _depart(client: SyncRedis, commands: Sequence[RedisCommand]) -> Pipeline | Routed[list[Any]] | Exception:
     """The first half of a pipelined round trip; the exception that it failed with is its result."""
     try:
-        return client.depart(commands) if isinstance(client, Cluster) else Wire(client, commands)
+        return client.depart(commands) if isinstance(client, Cluster) else Pipeline(client, commands)
     except ABSENT as error:
         drop_idle(client, error)
         return error
 
 
-def _arrive(client: SyncRedis, wire: Wire | Routed[list[Any]] | Exception) -> list[Any] | Exception:
+def _arrive(client: SyncRedis, wire: Pipeline | Routed[list[Any]] | Exception) -> list[Any] | Exception:
     """The second half: the replies, or the exception that it failed with."""
     if isinstance(wire, Exception):
         return wire
@@ -335,13 +280,19 @@ def _arrive(client: SyncRedis, wire: Wire | Routed[list[Any]] | Exception) -> li
         return error
 
 
-async def _aexchange(client: AsyncRedis, commands: Sequence[Command]) -> list[Any] | Exception:
+async def _aexchange(client: AsyncRedis, commands: Sequence[RedisCommand]) -> list[Any] | Exception:
     """One pipelined round trip; the exception that it failed with is its result."""
     try:
         return await (client.exchange(commands) if isinstance(client, AsyncCluster) else exchange(client, commands))
     except ABSENT as error:
         await adrop_idle(client, error)
         return error
+
+
+def _value(outcome: Any) -> Any:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def _outcome(call: Call[Any], reply: Any) -> Any:
@@ -361,10 +312,61 @@ def _outcome(call: Call[Any], reply: Any) -> Any:
         return error
 
 
-def _value(outcome: Any) -> Any:
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
+_DAMAGED = re.compile(r'key "(.*)" (is not .* but .*)', re.DOTALL)
+"""A refusal of a script (`scripts/_check.lua`) for the sake of a key."""
+_TYPES = (
+    redis_errors.BusyLoadingError,
+    redis_errors.OutOfMemoryError,
+    redis_errors.ReadOnlyError,
+    redis_errors.MasterDownError,
+    redis_errors.ClusterDownError,
+    redis_errors.TryAgainError,
+    redis_errors.AskError,
+)
+"""Errors that redis-py reports by type; it removes the first word from their text."""
+_TEXT = re.compile(
+    # At the beginning, or behind the dash that Redis 6.2 puts before an error inside a script.
+    r"(?:^|-)(?:LOADING|OOM|MISCONF|READONLY|BUSY|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|TRYAGAIN|UNBLOCKED) "
+    # While a slot moves between shards, a script finds some of its keys gone already.
+    r"|attempted to access a non local key|while the cluster is down"
+)
+_DENIED = re.compile(
+    # In a script too, whose words differ between Redis 6.2, Redis 7 and Valkey.
+    r"(?:^|-)NOPERM |no permission|user executing the script can't|ACL failure",
+    re.IGNORECASE,
+)
+_FULL = re.compile(r"(?:^|-)OOM ")
+
+
+def refusal(error: Exception, command: str) -> RedisUnavailable | None:
+    """The error for a refusal of `command` that the caller can wait out or an operator can mend; None for another."""
+    if out_of_memory(error):
+        return RedisFull()
+    if lacks_right(error):
+        return RedisDenied(str(error))
+    if transient(error):
+        return RedisUnavailable(f"Redis can't serve {command} just now: {error}")
+    return None
+
+
+def transient(error: Exception) -> bool:
+    """True if the same command may succeed later, by itself or after the operator repaired the server."""
+    return isinstance(error, _TYPES) or _TEXT.search(str(error)) is not None
+
+
+def out_of_memory(error: Exception) -> bool:
+    """True if the server refused a write because it has reached its maxmemory."""
+    return isinstance(error, redis_errors.OutOfMemoryError) or _FULL.search(str(error)) is not None
+
+
+def wrong_type(error: Exception) -> bool:
+    """True if a key has another type than the command is for."""
+    return "WRONGTYPE " in str(error)
+
+
+def lacks_right(error: Exception) -> bool:
+    """True if the server's user lacks a right to the command, a key or a channel."""
+    return isinstance(error, redis_errors.NoPermissionError) or _DENIED.search(str(error)) is not None
 
 
 class _SaysSo:
@@ -401,17 +403,6 @@ async def adrop_idle(client: AsyncRedis, error: Exception) -> None:
         await client.connection_pool.disconnect(inuse_connections=False)
 
 
-# --- Blocking reads of streams ---------------------------------------------------------------------------------------
-
-# They distinguish Redis's absence from silence.
-
-
-BREATH_S = 0.1
-"""Pause before a failed read is reported, so that a loop around it does not spin while Redis is away."""
-
-Entry = tuple[str, dict[str, str]]
-
-
 def read_streams(client: SyncRedis, after: dict[str, str], block_ms: int) -> dict[str, list[Entry]]:
     """Entries after the given ids, waiting up to `block_ms` for the first; an empty dict when none came.
 
@@ -429,19 +420,6 @@ def read_streams(client: SyncRedis, after: dict[str, str], block_ms: int) -> dic
         time.sleep(BREATH_S)
         raise reason from error
     return cast(dict[str, list[Entry]], dict(reply or ()))
-
-
-# --- Calls of many coroutines ----------------------------------------------------------------------------------------
-
-
-# Calls of many coroutines on few connections: whatever comes while a round trip is under way shares the next one.
-#
-# A connection for each would be slow to make, and a pool of them is soon used up: a thousand clients that come, or
-# leave, in one moment are a handful of round trips here.
-
-
-LARGEST_BATCH = 128
-"""Calls in one round trip; each is a script of a fraction of a millisecond, and the first waits for the last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -509,7 +487,7 @@ class Batches:
     async def _exchange(self, batch: list[_Waiting]) -> None:
         outcomes: list[Any]
         try:
-            outcomes = await arun_all(self._client, [one.call for one in batch])
+            outcomes = await arun_all(self._client, [waiting_call.call for waiting_call in batch])
         except asyncio.CancelledError:
             for one in batch:
                 one.answer.cancel()

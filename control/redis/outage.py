@@ -24,7 +24,7 @@ class Outage:
         self._clock = clock
         self._lock = threading.Lock()
         self._waiting: set[str] = set()
-        self._since = self._said = 0.0
+        self._since = self._reported_at = 0.0
 
     @property
     def seconds(self) -> float:
@@ -39,10 +39,10 @@ class Outage:
             first = not self._waiting
             self._waiting.add(loop)
             if first:
-                self._since = self._said = now
+                self._since = self._reported_at = now
                 log.warning("Redis is away; waiting for it", action="redis_away", loop=loop, error=str(error))
-            elif now - self._said >= SAY_EVERY_S:
-                self._said = now
+            elif now - self._reported_at >= SAY_EVERY_S:
+                self._reported_at = now
                 seconds = round(now - self._since)
                 loops = sorted(self._waiting)
                 log.warning("Redis is still away", action="redis_away", seconds=seconds, loops=loops, error=str(error))

@@ -1,4 +1,6 @@
-"""The servers of Redis: fit for Furrow, their memory, and the round trip to them."""
+"""The servers behind a client: whether they are fit for Furrow, their memory, the round trip to them, and this host's
+clock beside theirs.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,12 @@ from redis import exceptions as redis_errors
 
 from control.errors import RedisUnavailable, SettingsError
 from control.redis.clients import SyncRedis, unavailable
+from control.redis.cluster import Cluster, servers_of
 from control.redis.connection import read, run, transient
-from control.redis.routing import ABSENT, Cluster, servers_of
+from control.redis.pipeline import ABSENT
 from control.redis.urls import address
 from control.sizes import in_words
 from control.version import OLDEST_REDIS
-
-# --- Readiness -------------------------------------------------------------------------------------------------------
-
-# Waiting for Redis at start, and refusing one that can't keep Furrow's promises.
-
 
 _SAY_EVERY_S = 10.0
 """Between two lines of the same error; another error is told at once."""
@@ -35,7 +33,7 @@ def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], Non
     election is waited for. Raises RedisUnavailable after `seconds`, or at once for a wrong password; SettingsError for
     a database that the server does not have, or a server that is too old, evicts keys or is not what its URL says.
     """
-    began = said = time.monotonic()
+    began = reported_at = time.monotonic()
     reported = ""
     while True:
         error = _not_yet(client, say)
@@ -44,11 +42,11 @@ def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], Non
         now = time.monotonic()
         if now - began >= seconds:
             raise error if isinstance(error, RedisUnavailable) else unavailable(client, error) from error
-        why = str(error) or type(error).__name__
-        if why != reported or now - said >= _SAY_EVERY_S:
-            reported = why
-            said = now
-            say(f"waiting for Redis at {address(client)}: {why}")
+        reason = str(error) or type(error).__name__
+        if reason != reported or now - reported_at >= _SAY_EVERY_S:
+            reported = reason
+            reported_at = now
+            say(f"waiting for Redis at {address(client)}: {reason}")
         time.sleep(min(_TRY_EVERY_S, max(0.0, began + seconds - now)))
 
 
@@ -118,11 +116,6 @@ def _check_fitness(client: SyncRedis, say: Callable[[str], None], clustered: boo
         raise RedisUnavailable(f"Redis at {where} is a replica: give Furrow the URL of the primary.")
 
 
-# --- Memory ----------------------------------------------------------------------------------------------------------
-
-# The memory of the Redis servers: how much is used, and how much may be.
-
-
 NEARLY_FULL = 0.9
 
 
@@ -170,11 +163,6 @@ def _memory(where: str, info: dict[str, Any]) -> ServerMemory:
     )
 
 
-# --- Round trip ------------------------------------------------------------------------------------------------------
-
-# The round trip to Redis, and this host's clock beside the one of Redis.
-
-
 TRIES = 5
 
 
@@ -189,15 +177,15 @@ class RoundTrip(NamedTuple):
 
 def measure_round_trip(client: SyncRedis) -> RoundTrip:
     """Ask Redis for its time a few times. Of a Cluster one server is asked. Raises RedisUnavailable."""
-    return min((_once(client) for _ in range(TRIES)), key=lambda one: one.ms)
+    return min((_measure_once(client) for _ in range(TRIES)), key=lambda one: one.ms)
 
 
-def _once(client: SyncRedis) -> RoundTrip:
+def _measure_once(client: SyncRedis) -> RoundTrip:
     before = time.time()
     began = time.perf_counter()
-    there = run(client, read("TIME", parse=_seconds))
+    server_s = run(client, read("TIME", parse=_seconds))
     took = time.perf_counter() - began
-    return RoundTrip(took * 1000, round((before + took / 2 - there) * 1000), int(there * 1000))
+    return RoundTrip(took * 1000, round((before + took / 2 - server_s) * 1000), int(server_s * 1000))
 
 
 def _seconds(reply: list[str] | tuple[int, int]) -> float:

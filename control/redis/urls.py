@@ -9,10 +9,6 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, u
 
 from control.errors import SettingsError
 
-# --- Address ---------------------------------------------------------------------------------------------------------
-
-# Naming a Redis server in messages and logs: never with its password.
-
 
 def redacted(url: str) -> str:
     """`url` with its password, if any, replaced by ***.
@@ -47,10 +43,10 @@ def address(client: Any) -> str:
         return f"unix://{kwargs['path']}?db={database}"
     secure = "rediss" if "SSL" in pool.connection_class.__name__ else "redis"
     if shards := getattr(client, "shards", None):
-        return f"{secure}+cluster://{_listed(shards.sources)}"
+        return f"{secure}+cluster://{_joined(shards.sources)}"
     if manager := getattr(pool, "sentinel_manager", None):
         options = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
-        places = _listed((one["host"], one["port"]) for one in options)
+        places = _joined((one["host"], one["port"]) for one in options)
         return f"{secure}+sentinel://{places}/{pool.service_name}/{database}"
     return f"{secure}://{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}/{database}"
 
@@ -69,13 +65,8 @@ def endpoint(client: Any) -> tuple[str, int] | None:
     return (kwargs["host"], kwargs.get("port", 6379)) if kwargs.get("host") else None
 
 
-def _listed(places: Iterable[tuple[str, int]]) -> str:
+def _joined(places: Iterable[tuple[str, int]]) -> str:
     return ",".join(f"{host}:{port}" for host, port in places)
-
-
-# --- Urls ------------------------------------------------------------------------------------------------------------
-
-# Parsed Redis URLs: one server, a primary that Sentinels know, or a Cluster.
 
 
 FORMS = (

@@ -31,17 +31,17 @@ LATE_S = 0.1
 
 def fan_out(lease: Lease, command: Command | Sequence[Command], world_size: int) -> Call[None]:
     """`command` to ranks 1 to world_size - 1, all or none; a sequence holds one per rank, all with the same seq."""
-    each = [command] if isinstance(command, Command) else list(command)
+    commands = [command] if isinstance(command, Command) else list(command)
     streams = tuple(lease.keys.commands(lease.epoch, rank) for rank in range(1, world_size))
-    if len({(one.epoch, one.seq) for one in each}) != 1 or each[0].epoch != lease.epoch:
-        raise ValueError(f"commands for epoch {lease.epoch} must carry it and share one seq: {each}")
-    if len(each) not in (1, len(streams)):
-        raise ValueError(f"{len(each)} commands for {len(streams)} ranks")
+    if len({(each.epoch, each.seq) for each in commands}) != 1 or commands[0].epoch != lease.epoch:
+        raise ValueError(f"commands for epoch {lease.epoch} must carry it and share one seq: {commands}")
+    if len(commands) not in (1, len(streams)):
+        raise ValueError(f"{len(commands)} commands for {len(streams)} ranks")
 
     def parse(_: object) -> None:
         return None
 
-    return Call("fan_out", streams, (each[0].seq, *(encode(one) for one in each)), parse)
+    return Call("fan_out", streams, (commands[0].seq, *(encode(each) for each in commands)), parse)
 
 
 def post(client: SyncRedis, lease: Lease, command: Command | Sequence[Command], world_size: int) -> Posted:

@@ -83,18 +83,15 @@ def to_give_up(deaths: Sequence[MemoryDeath], occupants: Sequence[Occupant], now
     return youngest if len(counted) >= DEATHS else None
 
 
-def why(host: str, youngest: Occupant, others: Sequence[Occupant], memory: HostMemory) -> str:
+def why(host: str, youngest: Occupant, other_replicas: Sequence[Occupant], memory: HostMemory) -> str:
     """The cause with which `youngest` is given up: figures and remedy."""
-    beside = "; beside it " + ", ".join(map(str, others)) if others else ""
-    came = ", which was loaded last" if others else ""
+    beside = "; beside it " + ", ".join(map(str, other_replicas)) if other_replicas else ""
+    came = ", which was loaded last" if other_replicas else ""
     return (
         f"{CAUSE} on host {host}: ranks there were killed {DEATHS} times in {MEMORY_DEATHS_MS // 60_000} minutes. "
         f"{youngest}{came}{beside}; {memory}. Load it with --quant int8 or fewer --kv-tokens, unload another model of "
         "that host, or give the host or container more memory"
     )
-
-
-# --- the record in Redis: it outlives agent and supervisor -----------------------------------------------------------
 
 
 def note_death(host: str, pid: int, model: str, replica: str, rank: int) -> list[Call[int]]:
@@ -140,8 +137,8 @@ def note_load(client: SyncRedis, host: str, model: str, replica: str, revision: 
     """The time at which the host first got this revision of a replica; now, if it has just got it."""
     key = keys.host_loads(host)
     field = f"{model} {replica}"
-    stored, now = run_every(client, [read("HGET", key, field, parse=optional_text), server_ms()])
-    words = (stored or "").split()
+    record, now = run_every(client, [read("HGET", key, field, parse=optional_text), server_ms()])
+    words = (record or "").split()
     if len(words) == 2 and int(words[0]) == revision:
         return int(words[1])
     run(client, write("HSET", key, field, f"{revision} {now}", parse=int))

@@ -132,11 +132,6 @@ def _claimed(fields: list[Any]) -> Claimed:
     return Claimed(rid, tenant, priority, *map(int, numbers))
 
 
-# --- Suspects --------------------------------------------------------------------------------------------------------
-
-# The model's docket: which requests were in a step that crashed, and which are suspected, beyond a leader's death.
-
-
 Inheritance = Literal["free", "stays", "waits", "inherited"]
 """Of the suspects of a replica that is gone: there are none; they wait for their own replica; they wait until another
 replica has ended its trial; the caller tries them."""

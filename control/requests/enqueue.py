@@ -1,4 +1,8 @@
-"""A request enters its tenant's queue with its images, or joins the one that runs under the same idempotency key."""
+"""A request enters its tenant's queue with its images, or joins the one that runs under the same idempotency key.
+
+The pixels of the images are written in pieces before the request is queued: a hash beside the request has a field
+`image:piece` for each. Its life is that of the request; before the request is queued it is STAGED_MS.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,6 @@ from control.keys import CLASSES, ModelKeys
 from control.messages import GenerationRequest, LogEntry, encode
 from control.redis.connection import Call, Steps, read_bytes
 from control.requests.token_log import stage
-
-# --- Images ----------------------------------------------------------------------------------------------------------
-
-# The pixels of a request's images, beside the request: written in pieces before it is queued, gone with its end.
-#
-# A hash has a field `image:piece` for each piece. Its life is that of the request; before the request is queued it is
-# STAGED_MS.
-
 
 PIECE_BYTES = 768 * 1024
 """Pixels of one piece: a round trip of a few milliseconds, far below the time-outs of connections."""
@@ -92,9 +88,6 @@ def read_image(model: str, rid: str, image: int, size: int) -> list[Call[bytes |
 
 def _piece(reply: bytes | None) -> bytes | None:
     return reply
-
-
-# --- Enqueue ---------------------------------------------------------------------------------------------------------
 
 
 DEFAULT_DEADLINE_MS = 24 * 3_600_000

@@ -25,7 +25,7 @@ _TRIES = 100
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _LogState:
     """The request as it was read. `seq` is the one of its log's last entry."""
 
     state: str
@@ -61,26 +61,26 @@ class _Repair:
     def steps(self) -> Steps[Repaired]:
         have = self._have
         for _ in range(_TRIES):
-            seen: _Seen = yield self._look()
-            agrees = yield from self._agrees(min(seen.seq, have))
-            if agrees and seen.seq > have:
+            log_state: _LogState = yield self._look()
+            agrees = yield from self._agrees(min(log_state.seq, have))
+            if agrees and log_state.seq > have:
                 return "appended" if self._appended else "same"
-            if agrees and (seen.live or seen.seq == have):
-                done = yield from self._append(seen)
+            if agrees and (log_state.live or log_state.seq == have):
+                is_done = yield from self._append(log_state)
             else:
-                done = yield from self._replace(seen)
-                if done:
+                is_done = yield from self._replace(log_state)
+                if is_done:
                     return "replaced"
-            if done:
+            if is_done:
                 return "appended" if self._appended else "same"
         raise RedisUnavailable(f"The token log of {self._rid} changes faster than it can be repaired; try again later")
 
-    def _look(self) -> Call[_Seen]:
-        def parse(reply: list[str | None]) -> _Seen:
+    def _look(self) -> Call[_LogState]:
+        def parse(reply: list[str | None]) -> _LogState:
             state, tenant, choices, seq, repaired_by = reply
             if state is None or tenant != self._tenant:
                 raise not_found(self._rid)
-            return _Seen(state, int(choices or 1), int(seq or 0), repaired_by or "")
+            return _LogState(state, int(choices or 1), int(seq or 0), repaired_by or "")
 
         fields = ("state", "tenant", "n", "seq", "repaired_by")
         return read("HMGET", self._keys.request(self._rid), *fields, parse=parse)
@@ -95,13 +95,13 @@ class _Repair:
             at += len(page)
         return True
 
-    def _append(self, seen: _Seen) -> Steps[bool]:
+    def _append(self, log_state: _LogState) -> Steps[bool]:
         """Append what is missing, and end a request that is whole then; False where the log has moved meanwhile."""
         have = self._have
         end = ""
-        at = seen.seq
-        if seen.live:
-            end = yield from self._end(seen)
+        at = log_state.seq
+        if log_state.live:
+            end = yield from self._end(log_state)
         while True:
             page = self._entries[at : min(have, at + WRITE_ENTRIES)]
             whole = at + len(page) == have
@@ -109,8 +109,8 @@ class _Repair:
                 return True
             args = (self._keys.base, self._rid, self._tenant, at, tokenless(page), ended_in(page))
             texts = (encode_entry(entry) for entry in page)
-            named = (self._keys.request(self._rid), self._keys.log(self._rid))
-            moved = yield Call("repair_append", named, (*args, end if whole else "", *texts), self._moved)
+            names_of_keys = (self._keys.request(self._rid), self._keys.log(self._rid))
+            moved = yield Call("repair_append", names_of_keys, (*args, end if whole else "", *texts), self._moved)
             if moved:
                 return False
             self._appended |= bool(page)
@@ -118,7 +118,7 @@ class _Repair:
             if whole:
                 return True
 
-    def _end(self, seen: _Seen) -> Steps[str]:
+    def _end(self, log_state: _LogState) -> Steps[str]:
         """The end of the request, if all of its choices end in what the API process has; else ''."""
         ended: set[int] = set()
         finishes: set[FinishReason] = set()
@@ -128,23 +128,23 @@ class _Repair:
                     ended.add(entry.choice)
                     finishes.add(entry.finish)
             yield None
-        if len(ended) < seen.choices:
+        if len(ended) < log_state.choices:
             return ""
         return "cancelled" if "cancelled" in finishes else "expired" if "expired" in finishes else "finished"
 
-    def _replace(self, seen: _Seen) -> Steps[bool]:
+    def _replace(self, log_state: _LogState) -> Steps[bool]:
         """Put what the api has in the log's place; False where the log has moved meanwhile."""
-        if seen.repaired_by not in ("", self._api):
-            raise LogConflict(self._rid, seen.repaired_by)
+        if log_state.repaired_by not in ("", self._api):
+            raise LogConflict(self._rid, log_state.repaired_by)
         have = self._have
         repair_id = secrets.token_hex(8)
         staged = self._keys.staged(self._rid, repair_id)
-        end = (yield from self._end(seen)) if seen.live else ""
+        end = (yield from self._end(log_state)) if log_state.live else ""
         without, ended = yield from stage(staged, self._entries, have)
-        ends = [] if seen.live else (yield from self._further_ends({int(choice) for choice in ended.split()}))
-        args = (self._keys.base, self._rid, self._tenant, self._api, repair_id, seen.state, seen.seq)
-        named = (self._keys.request(self._rid), self._keys.log(self._rid), staged)
-        moved = yield Call("repair_replace", named, (*args, have, without, ended, end, *ends), self._moved)
+        ends = [] if log_state.live else (yield from self._further_ends({int(choice) for choice in ended.split()}))
+        args = (self._keys.base, self._rid, self._tenant, self._api, repair_id, log_state.state, log_state.seq)
+        names_of_keys = (self._keys.request(self._rid), self._keys.log(self._rid), staged)
+        moved = yield Call("repair_replace", names_of_keys, (*args, have, without, ended, end, *ends), self._moved)
         return not moved
 
     def _further_ends(self, ended: set[int]) -> Steps[list[Any]]:
@@ -170,5 +170,5 @@ class _Repair:
 
 def _equal(logged: LogEntry, other: LogEntry) -> bool:
     """Sequence number, choice, token and end are what an entry is."""
-    one = logged.seq, logged.choice, logged.token, logged.finish
-    return one == (other.seq, other.choice, other.token, other.finish)
+    logged_fields = logged.seq, logged.choice, logged.token, logged.finish
+    return logged_fields == (other.seq, other.choice, other.token, other.finish)

@@ -1,4 +1,9 @@
-"""The token log of a request: written by leaders, staged by pages, read outside scripts, kept small in memory."""
+"""The token log of a request: the entries in memory, their emission by a leader, a staged log, and reading in pages.
+
+An API process has a log in memory for each stream, a leader for each request, so it is kept small there. `emit` brings
+the entries of a step to Redis and to the followers in one script. A staged log is written beside the one in use, a page
+at a time; a short script then puts it in its place.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +19,6 @@ from control.messages import GenerationRequest, LogEntry, RequestState, decode_r
 from control.redis.clients import AsyncRedis, SyncRedis
 from control.redis.connection import Call, Steps, arun, read, run
 from control.replicas.lease import Lease, granted
-
-# --- The log ---------------------------------------------------------------------------------------------------------
-
-# The token log of a request: in Redis, which the entries of a step reach in one script, as they reach the followers;
-# and in memory, kept small, as an API process holds one for each stream, a leader one for each request.
-
 
 _BLOCK = 64
 """Entries that are packed together. As objects they take some 140 bytes each, packed about 10."""
@@ -206,11 +205,6 @@ def _result(reply: list[Any]) -> EmitResult:
     return EmitResult(int(now), expected, cancelled, expired, taken, waiting)
 
 
-# --- A staged log ----------------------------------------------------------------------------------------------------
-
-# A token log that is written beside the one in use, a page at a time: a short script then puts it in its place.
-
-
 def stage(key: str, entries: Sequence[LogEntry], count: int) -> Steps[tuple[int, str]]:
     """Write the first `count` of `entries`, which count from seq 1, to the staged log `key`.
 
@@ -238,11 +232,6 @@ def tokenless(entries: Sequence[LogEntry]) -> int:
 def ended_in(entries: Sequence[LogEntry]) -> str:
     """The choices that end in these entries, separated by spaces, as the request's hash has them."""
     return " ".join(str(entry.choice) for entry in entries if entry.finish is not None)
-
-
-# --- Reading a log ---------------------------------------------------------------------------------------------------
-
-# A request's parameters and its token log, read outside scripts and in pages of bounded size.
 
 
 PAGE_ENTRIES = 1_000

@@ -10,6 +10,16 @@ work alone.
 Rules that hold for all of them: only commands of Redis 6.2; never KEYS or SCAN; the server's TIME is the only clock;
 numbers leave Lua through `whole`, because Lua's own formatting turns a millisecond stamp into 1.7e+12; a script may be
 sent twice (the first reply can be lost) and then answers the same.
+
+Redis does not take back what a script wrote before it failed. So each script says what its KEYS and ARGV are, and the
+loader puts the checks in front of it:
+
+    --@keys string string hash            the type of each key; a key that is absent passes, `any` is not looked at
+    --@arguments token base count text…   the kind of each argument; `…` is the kind of all that follow, `one=other…`
+                                          the kinds of pairs
+    --@model load bell classes            keys of the model that the script writes besides, whose types are known
+
+A refusal is an error with the word REFUSED. control.redis.connection raises it as ArgumentsRefused.
 """
 
 from __future__ import annotations
@@ -21,21 +31,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from control import constants, keys
-
-# --- Checks ----------------------------------------------------------------------------------------------------------
-
-# The checks that every script makes before its first write, generated from a few lines of its file.
-#
-# Redis does not take back what a script wrote before it failed. So each script says what its KEYS and ARGV are, and the
-# loader puts the checks in front of it:
-#
-#     --@keys string string hash            the type of each key; a key that is absent passes, `any` is not looked at
-#     --@arguments token base count text…   the kind of each argument; `…` is the kind of all that follow, `one=other…`
-#                                           the kinds of pairs
-#     --@model load bell classes            keys of the model that the script writes besides, whose types are known
-#
-# A refusal is an error with the word REFUSED. control.redis.connection raises it as ArgumentsRefused.
-
 
 _REFUSAL = re.compile(r"REFUSED (.*?); nothing was written", re.DOTALL)
 _KEYS = re.compile(r"^--@keys (.+)\n", re.MULTILINE)
@@ -151,9 +146,6 @@ def _unless(condition: str, name: str, value: str, needed: str) -> list[str]:
     return [f"if not ({condition}) then", f"  refuse({name}, {value}, '{needed}')", "end"]
 
 
-# --- Loading ---------------------------------------------------------------------------------------------------------
-
-
 _FOLDER = Path(__file__).parent
 _INCLUDE = re.compile(r"^--@include (\w+)\n", re.MULTILINE)
 _CONSTANTS: dict[str, int | str | tuple[str, ...]] = {
@@ -178,8 +170,8 @@ class Script:
 
 def compose(text: str) -> Script:
     """Expand the includes of `text`, put its checks in front, and declare the constants that it mentions."""
-    made, rest = checks(text, keys.CLASSES)
-    front = "--@include check\n" + made if made else ""
+    check_lines, rest = checks(text, keys.CLASSES)
+    front = "--@include check\n" + check_lines if check_lines else ""
     body = _INCLUDE.sub(lambda match: source(f"_{match[1]}"), front + rest)
     declared = [f"local {name} = {_literal(value)}" for name, value in _CONSTANTS.items() if name in body]
     whole = "\n".join([*declared, body])

@@ -1,7 +1,9 @@
 """Grammars compiled by llguidance: the API compiles to check, the leader to constrain, both with the same limits.
 
 The library bounds what a grammar may cost by itself (`_LIMITS`, and the size of an expanded schema), never fetches a
-reference, and lets other threads run meanwhile.
+reference, and lets other threads run meanwhile. JSON schemas are first written in the keywords that it enforces
+(`for_library`). The meaning stays: a keyword is only replaced by others that allow the same values. Where there are
+none the keyword stays, and the library refuses it by name.
 """
 
 from __future__ import annotations
@@ -19,14 +21,6 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from control.errors import GrammarRefused
 from control.messages import Grammar
 from control.text.vocabulary import TokenBytes
-
-# --- JSON schemas ----------------------------------------------------------------------------------------------------
-
-# JSON schemas as people's libraries write them, in the keywords that llguidance enforces.
-#
-# The meaning stays: a keyword is only replaced by others that allow the same values. Where there are none the keyword
-# stays, and the library refuses it by name.
-
 
 FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
@@ -59,13 +53,13 @@ Schema = dict[str, Any]
 
 def for_library(schema: Any) -> Any:
     """The same schema, changed in place: `schema` is fresh from a JSON decoder."""
-    for one in _schemas(schema):
-        _format(one)
-        _unique_items(one, schema)
-        _property_names(one, schema)
-        if one.get("unevaluatedProperties") is False and not any(word in one for word in _IN_PLACE):
-            del one["unevaluatedProperties"]
-            one["additionalProperties"] = False
+    for part in _schemas(schema):
+        _format(part)
+        _unique_items(part, schema)
+        _property_names(part, schema)
+        if part.get("unevaluatedProperties") is False and not any(word in part for word in _IN_PLACE):
+            del part["unevaluatedProperties"]
+            part["additionalProperties"] = False
     return schema
 
 
@@ -73,64 +67,66 @@ def _schemas(root: Any) -> Iterator[Schema]:
     """Every schema inside the schema, itself first; without recursion, because a hostile one is deep."""
     waiting = [root]
     while waiting:
-        one = waiting.pop()
-        if not isinstance(one, dict):
+        subschema = waiting.pop()
+        if not isinstance(subschema, dict):
             continue
-        yield one
-        waiting += [one[word] for word in _SINGLE if word in one]
-        waiting += [part for word in _LISTS if isinstance(one.get(word), list) for part in one[word]]
-        waiting += [part for word in _MAPS if isinstance(one.get(word), dict) for part in one[word].values()]
+        yield subschema
+        waiting += [subschema[word] for word in _SINGLE if word in subschema]
+        waiting += [part for word in _LISTS if isinstance(subschema.get(word), list) for part in subschema[word]]
+        waiting += [
+            part for word in _MAPS if isinstance(subschema.get(word), dict) for part in subschema[word].values()
+        ]
 
 
-def _format(one: Schema) -> None:
+def _format(part: Schema) -> None:
     """Drop an unknown format. A known one says what the look-around of its pattern says, as zod writes both."""
-    name = one.get("format")
+    name = part.get("format")
     if not isinstance(name, str):
         return
     if _UUID.fullmatch(name):
-        one["format"] = "uuid"
+        part["format"] = "uuid"
     elif name not in FORMATS:
-        del one["format"]
-    elif isinstance(one.get("pattern"), str):
-        one["pattern"] = _LOOK_AROUND.sub("", one["pattern"])
+        del part["format"]
+    elif isinstance(part.get("pattern"), str):
+        part["pattern"] = _LOOK_AROUND.sub("", part["pattern"])
 
 
-def _unique_items(one: Schema, root: Any) -> None:
+def _unique_items(part: Schema, root: Any) -> None:
     """An array of different values out of a few is one of a few arrays."""
-    unique = one.get("uniqueItems")
-    if unique is False or (unique is True and one.get("maxItems") in (0, 1)):
-        del one["uniqueItems"]
+    unique = part.get("uniqueItems")
+    if unique is False or (unique is True and part.get("maxItems") in (0, 1)):
+        del part["uniqueItems"]
     elif unique is True:
-        values = _values(one.get("items"), root)
-        least = one.get("minItems", 0)
-        most = one.get("maxItems", len(values or ()))
+        values = _values(part.get("items"), root)
+        least = part.get("minItems", 0)
+        most = part.get("maxItems", len(values or ()))
         if values is None or not isinstance(least, int) or not isinstance(most, int):
             return
         sizes = range(least, min(most, len(values)) + 1)
         if 0 < sum(math.perm(len(values), size) for size in sizes) <= MOST_ARRAYS:
             arrays = [list(array) for size in sizes for array in itertools.permutations(values, size)]
             for word in ("uniqueItems", "items", "minItems", "maxItems", "type"):
-                one.pop(word, None)
-            one["enum"] = arrays
+                part.pop(word, None)
+            part["enum"] = arrays
 
 
-def _property_names(one: Schema, root: Any) -> None:
+def _property_names(part: Schema, root: Any) -> None:
     """Names that are any text need no keyword; a few names are properties; names by a pattern are patternProperties."""
-    names = one.get("propertyNames")
+    names = part.get("propertyNames")
     if names is True or names in ({}, {"type": "string"}):
-        del one["propertyNames"]
+        del part["propertyNames"]
         return
-    value = one.get("additionalProperties", True)
+    value = part.get("additionalProperties", True)
     allowed = _values(names, root)
-    if allowed is not None and "patternProperties" not in one and isinstance(one.get("properties", {}), dict):
-        properties = one.get("properties", {})
-        one["properties"] = {name: properties.get(name, value) for name in allowed if isinstance(name, str)}
-    elif isinstance(names, dict) and names.keys() - {"type"} == {"pattern"} and not one.keys() & {*_MAPS}:
-        one["patternProperties"] = {names["pattern"]: value}
+    if allowed is not None and "patternProperties" not in part and isinstance(part.get("properties", {}), dict):
+        properties = part.get("properties", {})
+        part["properties"] = {name: properties.get(name, value) for name in allowed if isinstance(name, str)}
+    elif isinstance(names, dict) and names.keys() - {"type"} == {"pattern"} and not part.keys() & {*_MAPS}:
+        part["patternProperties"] = {names["pattern"]: value}
     else:
         return
-    del one["propertyNames"]
-    one["additionalProperties"] = False
+    del part["propertyNames"]
+    part["additionalProperties"] = False
 
 
 def _values(schema: Any, root: Any) -> list[Any] | None:
@@ -157,9 +153,6 @@ def _resolved(reference: Any, root: Any) -> Any:
         word = part.replace("~1", "/").replace("~0", "~")
         schema = schema.get(word) if isinstance(schema, dict) else None
     return schema
-
-
-# --- Grammars --------------------------------------------------------------------------------------------------------
 
 
 MAX_CHARACTERS = 131_072
@@ -204,9 +197,9 @@ def tokenizer_of(tokens: TokenBytes, eos_ids: Sequence[int]) -> LLTokenizer:
         texts, eos = [*texts, _END], [len(texts)]
     words = _Words(texts, sorted({*tokens.added, *eos}), eos[0])
     wrapped = TokenizerWrapper(words)
-    made = LLTokenizer(wrapped, eos_token=eos)
+    tokenizer = LLTokenizer(wrapped, eos_token=eos)
     words.tokens = wrapped.tokens = []  # it has its own copy, and keeps both objects
-    return made
+    return tokenizer
 
 
 def converted(grammar: Grammar) -> Grammar:

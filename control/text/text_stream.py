@@ -38,7 +38,7 @@ class Detokenizer:
         self._tokens: list[int] = []
         self._border = 0
         """Tokens of the window that lie before the last border between characters."""
-        self._sent = ""
+        self._emitted = ""
         """The window's text that was handed out."""
         self._unfinished = 0
         """Tokens in a row after which the text ended inside a character."""
@@ -48,7 +48,7 @@ class Detokenizer:
         if self._alone is not None and not self._unfinished and (whole := self._alone(token)) is not None:
             self._tokens.clear()
             self._border = 0
-            self._sent = ""
+            self._emitted = ""
             return whole
         self._tokens.append(token)
         text = self._decode(self._tokens)
@@ -56,13 +56,13 @@ class Detokenizer:
             self._unfinished = 0
             return self._reach_border(text)
         self._unfinished += 1
-        held = len(text) - len(text.rstrip(REPLACEMENT))
+        uncertain = len(text) - len(text.rstrip(REPLACEMENT))
         if self._unfinished > _CHARACTER_BYTES:
-            held = 1  # bytes that old are broken for good; only the last mark can still turn into a character
-        certain = text[: len(text) - held]
-        fresh = certain[len(self._sent) :]
+            uncertain = 1  # bytes that old are broken for good; only the last mark can still turn into a character
+        certain = text[: len(text) - uncertain]
+        fresh = certain[len(self._emitted) :]
         if fresh:
-            self._sent = certain
+            self._emitted = certain
         if len(self._tokens) > _WINDOW:
             self._shorten(text)
         return fresh
@@ -70,31 +70,31 @@ class Detokenizer:
     def flush(self) -> str:
         """The text that was still held back, broken bytes as U+FFFD; nothing may be pushed afterwards."""
         text = self._decode(self._tokens)
-        if text.startswith(self._sent):
-            return text[len(self._sent) :]
+        if text.startswith(self._emitted):
+            return text[len(self._emitted) :]
         # A byte-fallback decoder gives up a whole run of bytes for one broken end; what was handed out stays as it is.
         return self._decode(self._tokens[self._border :])
 
     def _reach_border(self, text: str) -> str:
-        fresh = text[len(self._sent) :]
+        fresh = text[len(self._emitted) :]
         if fresh:
             del self._tokens[: self._border]
             self._border = len(self._tokens)
-            self._sent = self._decode(self._tokens)
+            self._emitted = self._decode(self._tokens)
         elif len(self._tokens) - self._border > _SILENT_TOKENS:
             self._tokens.pop()
         return fresh
 
     def _shorten(self, text: str) -> None:
         """Keep the last tokens only. UTF-8 synchronises itself: a character cut at the front never changes the end."""
-        waiting = len(text) - len(self._sent)
+        waiting = len(text) - len(self._emitted)
         del self._tokens[: -2 * _CHARACTER_BYTES]
         rest = self._decode(self._tokens)
         self._border = 0
-        self._sent = rest[: max(0, len(rest) - waiting)]
+        self._emitted = rest[: max(0, len(rest) - waiting)]
 
 
-def begun(text: str, strings: Sequence[str]) -> int:
+def partial_match_length(text: str, strings: Sequence[str]) -> int:
     """Length of the longest end of `text` that is a beginning of one of the strings, and not all of it."""
     longest = max((len(string) for string in strings), default=0)
     for length in range(min(len(text), longest - 1), 0, -1):
@@ -113,27 +113,27 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
-        self._held = ""
+        self._pending = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
         """The text that is surely before any stop string, and the one that was met; after it nothing may be pushed."""
         if not self._stops:
             return text, None
-        text = self._held + text
+        text = self._pending + text
         met = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if met:
             _, start, stop = min(met)
-            self._held = ""
+            self._pending = ""
             return text[:start], stop
-        cut = len(text) - begun(text, self._stops)
-        self._held = text[cut:]
+        cut = len(text) - partial_match_length(text, self._stops)
+        self._pending = text[cut:]
         return text[:cut], None
 
     def flush(self) -> str:
         """The text held back because it might have begun a stop string."""
-        held = self._held
-        self._held = ""
-        return held
+        text = self._pending
+        self._pending = ""
+        return text
 
 
 class TextStream:

@@ -12,11 +12,6 @@ from typing import Any
 
 import msgspec
 
-# --- Published patterns ----------------------------------------------------------------------------------------------
-
-# Patterns by which published tokenizers cut texts into words, as their tokenizer.json has them.
-
-
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
@@ -72,9 +67,6 @@ SPLIT_PATTERNS = frozenset(
     )
 )
 """Those that are known to take time in proportion to the text. The last one is the demonstration model's."""
-
-
-# --- The judgement ---------------------------------------------------------------------------------------------------
 
 
 MOST_GROWTH = 80

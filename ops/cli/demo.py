@@ -18,7 +18,7 @@ from pathlib import Path
 
 import httpx
 
-from control.placement import farm
+from control.placement import membership
 from control.process import child_environment
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
@@ -143,11 +143,11 @@ def survive(address: str, data: Path, rank: int) -> bool:
 
 def wait_for_standby(client: SyncRedis) -> None:
     """Wait until the standby process is ready to replace a rank: after a start it imports its libraries."""
-    if not keeps_standby() or farm.standbys(client) == ["ready"]:
+    if not keeps_standby() or membership.standbys(client) == ["ready"]:
         return
     print("(waiting until the standby process has imported its libraries)\n", flush=True)
     with suppress(NotInTime):  # the strike then costs a little more
-        until(lambda: farm.standbys(client) == ["ready"], "the standby is ready", STANDBY_LIMIT_S)
+        until(lambda: membership.standbys(client) == ["ready"], "the standby is ready", STANDBY_LIMIT_S)
 
 
 if __name__ == "__main__":

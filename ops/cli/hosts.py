@@ -12,12 +12,12 @@ from control.errors import SettingsError
 from control.messages import Assignment
 from control.operations import rebalance as operation
 from control.operations.options import connect_to_farm, redis_option
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement.rebalance import MOST_MOVES, Move
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
-from control.replicas import health
+from control.replicas import model_overviews
 from control.sizes import in_words
 from ops.cli.tables import echo_json, echo_line, echo_list, json_option
 
@@ -105,7 +105,7 @@ def drain(what: str, undo: bool, forget: bool, no_wait: bool, redis_url: str | N
         farm.forget(client, what)
         echo_line(f"{what}: forgotten. A worker that starts there is known again.")
         return
-    hosts = farm.known_hosts(client)
+    hosts = membership.known_hosts(client)
     if what in hosts:
         drain_host(client, what, undo, no_wait)
         return
@@ -118,7 +118,7 @@ def drain(what: str, undo: bool, forget: bool, no_wait: bool, redis_url: str | N
 
 def drain_host(client: SyncRedis, host_id: str, undo: bool, no_wait: bool) -> None:
     """Drain the host, and print its replicas until the last one has left."""
-    changed = farm.drain(client, host_id, drained=not undo)
+    changed = membership.drain(client, host_id, drained=not undo)
     if undo:
         echo_line(f"{host_id}: takes replicas again." if changed else f"{host_id}: was not drained.")
         return
@@ -156,7 +156,9 @@ def _describe(client: SyncRedis, assignment: Assignment) -> str:
         return f"{model}:{replica} " + (
             "waits for its successor" if assignment.spec.surge else "stops before its successor starts (--in-place)"
         )
-    state = next((one.state for one in health.overview(client, model).replicas if one.replica == replica), "gone")
+    state = next(
+        (one.state for one in model_overviews.overview(client, model).replicas if one.replica == replica), "gone"
+    )
     return f"{model}:{replica} {state}"
 
 

@@ -13,11 +13,11 @@ from control.errors import ModelUnavailable, RedisUnavailable, SettingsError
 from control.operations import desired as desired_state
 from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import Scale, build_spec
-from control.placement import farm
+from control.placement import membership
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.servers import server_memory
-from control.replicas import health
+from control.replicas import model_overviews
 from control.sizes import parse_seconds
 from ops.cli.hosts import rebalance
 from ops.cli.options import idle_option, model_options
@@ -170,8 +170,8 @@ def wait_until_rolled_out(client: SyncRedis, name: str, timeout: float | None) -
         while True:
             now = time.monotonic()
             try:
-                overview = health.overview(client, name)
-                hosts = farm.living_hosts(client)
+                overview = model_overviews.overview(client, name)
+                hosts = membership.living_hosts(client)
             except RedisUnavailable as error:
                 if timeout is not None and now - began > timeout:
                     raise
@@ -240,12 +240,12 @@ def unload(name: str, redis_url: str | None) -> None:
     echo_line(f"{name}: unloading.")
 
 
-def _detail(overview: health.Overview, replica: health.ReplicaOverview) -> str:
+def _detail(overview: model_overviews.Overview, replica: model_overviews.ReplicaOverview) -> str:
     """The detail of a replica, and that its model is paused."""
     return "; ".join(part for part in ("paused" if overview.paused else "", replica.detail) if part)
 
 
-def _without_assets(overview: health.Overview) -> dict[str, Any]:
+def _without_assets(overview: model_overviews.Overview) -> dict[str, Any]:
     """An overview as JSON. The mark of its assets is for API processes."""
     fields: dict[str, Any] = msgspec.to_builtins(overview)
     del fields["assets"]
@@ -273,8 +273,8 @@ def _columns(weights: dict[str, str]) -> dict[str, Callable[[ListedReplica], obj
 class ListedReplica(NamedTuple):
     """A row; a model that sleeps has no replica."""
 
-    model: health.Overview
-    replica: health.ReplicaOverview | None
+    model: model_overviews.Overview
+    replica: model_overviews.ReplicaOverview | None
 
 
 @models.command(name="list")
@@ -287,7 +287,7 @@ def list_models(as_json: bool, redis_url: str | None) -> None:
     last line shows the progress of a change. The memory of Redis is printed on standard error.
     """
     client = connect_to_farm(redis_url)
-    overviews = health.overviews(client)
+    overviews = model_overviews.overviews(client)
     if as_json:
         echo_json([_without_assets(overview) for overview in overviews])
         return

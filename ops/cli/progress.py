@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from control.replicas import health
+from control.replicas import model_overviews
 from ops.cli.tables import LONGEST_CELL, echo_line, one_line
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Stage:
     total: int = 0
 
 
-def stage_of(overview: health.Overview) -> Stage:
+def stage_of(overview: model_overviews.Overview) -> Stage:
     """The stage of a model that is loaded: of the replica that is nearest to its end."""
     first = overview.state in ("loading", "recovering") and overview.detail
     text = f"{overview.model}: {overview.detail if first else overview.state}"
@@ -45,9 +45,9 @@ def stage_of(overview: health.Overview) -> Stage:
     return Stage(text, best.done_bytes, best.total_bytes)
 
 
-def stage_here(overview: health.Overview) -> Stage:
+def stage_here(overview: model_overviews.Overview) -> Stage:
     """As `stage_of`, of a model whose worker is started by this command: that it is not there yet is no news."""
-    if overview.detail in (health.NO_WORKER, health.NO_LEADER):
+    if overview.detail in (model_overviews.NO_WORKER, model_overviews.NO_LEADER):
         return Stage(f"{overview.model}: starting")
     return stage_of(overview)
 

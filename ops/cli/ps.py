@@ -14,7 +14,7 @@ from control.operations.model_reports import history as events_of
 from control.operations.options import connect_to_farm, redis_option
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
-from control.replicas import health
+from control.replicas import health, model_overviews
 from control.sizes import in_words
 from ops.cli.tables import duration, echo_list, json_option
 
@@ -39,7 +39,7 @@ def running_replicas(client: SyncRedis) -> list[RunningReplica]:
     """Every replica with a rank that beats, in order of name. Raises RedisUnavailable."""
     replicas = [
         (overview, replica)
-        for overview in health.overviews(client)
+        for overview in model_overviews.overviews(client)
         for replica in overview.replicas
         if any(replica.beats)
     ]

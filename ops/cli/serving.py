@@ -18,7 +18,7 @@ from control.placement import farm
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
-from control.replicas import health
+from control.replicas import health, model_overviews
 from control.requests.upkeep.stranded import abandon
 from ops.cli.progress import Stage, Waiting, stage_here
 from ops.local.ready import is_ready
@@ -55,7 +55,7 @@ def desire(client: SyncRedis, specs: Sequence[ModelSpec], alone: bool) -> None:
         catalog.put_spec(client, spec)
 
 
-def is_offered(overview: health.Overview) -> bool:
+def is_offered(overview: model_overviews.Overview) -> bool:
     """True if the model sleeps and its files have been read."""
     return overview.state == "sleeping" and overview.assets is not None
 
@@ -73,7 +73,7 @@ def wait_until_served(
         while not is_stopping():
             tend()
             try:
-                overviews = [health.overview(client, spec.name) for spec in specs]
+                overviews = [model_overviews.overview(client, spec.name) for spec in specs]
             except RedisUnavailable:
                 waiting.show(Stage("Redis does not answer; waiting for it"))
                 time.sleep(TICK_S)

@@ -17,7 +17,7 @@ from control.errors import RedisUnavailable
 from control.operations.options import connect_to_farm, redis_option
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.replicas import health
+from control.replicas import health, model_overviews
 from control.sizes import in_words
 from ops.cli.tables import LONGEST_CELL, duration, echo_json, one_line
 
@@ -73,7 +73,7 @@ class Rates:
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], tuple[float, list[health.Beat | None]]] = {}
 
-    def rows(self, overviews: list[health.Overview], kv_tokens: dict[str, int]) -> list[ModelRow]:
+    def rows(self, overviews: list[model_overviews.Overview], kv_tokens: dict[str, int]) -> list[ModelRow]:
         """The rows of a reading that was made just now; `kv_tokens`: the KV memory of a replica, by model."""
         now = time.monotonic()
         return [
@@ -92,7 +92,7 @@ class Rates:
             for one in overviews
         ]
 
-    def _replica(self, model: str, one: health.ReplicaOverview, kv_tokens: int, now: float) -> ReplicaRow:
+    def _replica(self, model: str, one: model_overviews.ReplicaOverview, kv_tokens: int, now: float) -> ReplicaRow:
         leader = one.beats[0] if one.beats else None
         since, before = self._last.get((model, one.replica), (now, []))
         self._last[model, one.replica] = now, one.beats
@@ -177,7 +177,7 @@ def _turn(client: SyncRedis, rates: Rates) -> Any:
 
 
 def _read(client: SyncRedis, rates: Rates) -> list[ModelRow]:
-    overviews = health.overviews(client)
+    overviews = model_overviews.overviews(client)
     assets = {one.model: catalog.get_assets(client, one.model) for one in overviews}
     return rates.rows(overviews, {name: card.kv_tokens for name, card in assets.items() if card is not None})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from control.errors import FurrowError
-from control.placement import farm
+from control.placement import membership
 from control.redis.connection import connect
 from control.settings import Settings, host_id
 
@@ -13,7 +13,7 @@ from control.settings import Settings, host_id
 def main() -> int:
     """Say what is wrong on standard error, where `docker inspect` shows it."""
     try:
-        living = farm.living_hosts(connect(Settings.from_environment().redis_url))
+        living = membership.living_hosts(connect(Settings.from_environment().redis_url))
     except FurrowError as error:
         print(error, file=sys.stderr)
         return 1

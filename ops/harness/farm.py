@@ -18,11 +18,11 @@ import msgspec
 from control.errors import ModelUnavailable
 from control.listening import free_port
 from control.messages import ModelSpec
-from control.placement import farm
+from control.placement import membership
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
-from control.replicas import health
+from control.replicas import model_overviews
 from control.settings import keeps_standby
 from ops.common.waiting import NotInTime, until
 from ops.demo import MODEL_DIR
@@ -99,7 +99,7 @@ def private_farm(
 
         def served() -> bool:
             supervisor.tend()
-            ready = is_ready((HOST, port)) and (not standby or farm.standbys(client) == ["ready"])
+            ready = is_ready((HOST, port)) and (not standby or membership.standbys(client) == ["ready"])
             return _loaded(client, names) and ready
 
         try:
@@ -112,7 +112,7 @@ def private_farm(
 
 def _loaded(client: SyncRedis, names: list[str], late: bool = False) -> bool:
     """True if every replica of every model is loaded. Raises ModelUnavailable for one that failed, or is `late`."""
-    overviews = [health.overview(client, name) for name in names]
+    overviews = [model_overviews.overview(client, name) for name in names]
     states = [(overview.model, replica) for overview in overviews for replica in overview.replicas]
     for model, replica in states:
         if replica.state == "failed" or (late and replica.state != "loaded"):

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from control.redis.connection import connect
-from control.replicas.health import overviews
+from control.replicas.model_overviews import overviews
 from tests.farm import Farm
 from tests.models import make
 from tests.waiting import until

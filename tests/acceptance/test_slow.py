@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from control.redis.connection import connect
-from control.replicas import health
+from control.replicas import model_overviews
 from tests.farm import Farm, serving_farm
 from tests.unit.ops.compose_file import ROOT
 
@@ -88,7 +88,7 @@ def slow_ranks_until(farm: Farm, done: Callable[[], bool]) -> list[list[int]]:
     seen: list[list[int]] = []
     with connect(farm.redis_url) as client:
         while not done():
-            seen += [replica.slow for replica in health.overview(client, "demo").replicas]
+            seen += [replica.slow for replica in model_overviews.overview(client, "demo").replicas]
             time.sleep(0.5)
     return seen
 

@@ -117,7 +117,7 @@ def test_a_queue_that_never_stands_still_is_left_alone(farm: Farm, monkeypatch: 
     leak(farm, 10)
     honest = counting.count
 
-    def overtaken(*words: Any) -> counting.Counted:
+    def overtaken(*words: Any) -> counting.QueueCounts:
         counted = honest(*words)
         farm.put(f"late{farm.load('enqueued')}")
         return counted

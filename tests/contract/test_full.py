@@ -10,8 +10,8 @@ import pytest
 from control import access, requests, scripts
 from control.errors import RedisFull, RedisUnavailable
 from control.records.responses import Quota, StoredResponse, end_response, keep_response, read_response
+from control.redis.cluster import Cluster, servers_of
 from control.redis.connection import write
-from control.redis.routing import Cluster, servers_of
 from control.redis.servers import server_memory
 from control.replicas.lease import acquire, release, renew
 from control.requests import Emission

@@ -11,7 +11,7 @@ from control.keys import ModelKeys
 from control.messages import ModelAssets, ModelSpec, PoolingAssets
 from control.records import catalog
 from control.records.backend import Backend, put_backend
-from control.replicas import health
+from control.replicas import health, model_overviews
 from control.replicas.lease import Lease
 from tests.contract.conftest import MODEL, Farm
 
@@ -94,20 +94,20 @@ def test_poison_rings_the_bell(farm: Farm) -> None:
 
 def test_an_overview_tells_what_runs_and_why_not(farm: Farm) -> None:
     """From unknown over loading and loaded to poisoned, each with its reason."""
-    assert health.overview(farm.client, MODEL).detail == "the farm does not know the model yet"
+    assert model_overviews.overview(farm.client, MODEL).detail == "the farm does not know the model yet"
     catalog.put_spec(farm.client, ModelSpec(name=MODEL, source="/x", tp=2))
-    assert health.overview(farm.client, MODEL).detail == "no worker has it yet"
+    assert model_overviews.overview(farm.client, MODEL).detail == "no worker has it yet"
     health.write_status(farm.client, MODEL, "r0", "unplaceable", "no host has room", host="h1")
-    unplaced = health.overview(farm.client, MODEL).replicas[0]
+    unplaced = model_overviews.overview(farm.client, MODEL).replicas[0]
     assert (unplaced.host, unplaced.placed) == ("", False), "h1 planned, and does not have it"
     health.write_status(farm.client, MODEL, "r0", "running", "", host="h1")
-    assert health.overview(farm.client, MODEL).replicas[0].host == "h1"
+    assert model_overviews.overview(farm.client, MODEL).replicas[0].host == "h1"
     lease = farm.lead(world_size=2)
     beat(farm, lease, 0, word(lease, phase="loading"))
-    overview = health.overview(farm.client, MODEL)
+    overview = model_overviews.overview(farm.client, MODEL)
     assert (overview.state, overview.detail) == ("loading", "rank 0 is loading")
     beat(farm, lease, 0, structs.replace(word(lease, phase="loading"), read_bytes=430, weight_bytes=1000))
-    assert health.overview(farm.client, MODEL).detail == "rank 0 is loading: 43 %"
+    assert model_overviews.overview(farm.client, MODEL).detail == "rank 0 is loading: 43 %"
     assert overview.kind is None
     for rank in (0, 1):
         beat(farm, lease, rank, word(lease))
@@ -124,18 +124,18 @@ def test_an_overview_tells_what_runs_and_why_not(farm: Farm) -> None:
     )
     farm.run(catalog.put_assets(MODEL, assets))
     farm.put("a")
-    overview = health.overviews(farm.client)[0]
+    overview = model_overviews.overviews(farm.client)[0]
     assert (overview.state, overview.queued, overview.kind) == ("loaded", 1, "generate")
     ranker = structs.replace(assets, pooling=PoolingAssets(kind="score", dimensions=1))
     farm.run(catalog.put_assets(MODEL, ranker))
-    assert health.overview(farm.client, MODEL).kind == "score"
+    assert model_overviews.overview(farm.client, MODEL).kind == "score"
     farm.client.hset(ModelKeys(MODEL).assets, "pooling", '{"kind": "of a later version"}')
-    later = health.overview(farm.client, MODEL)
+    later = model_overviews.overview(farm.client, MODEL)
     assert later.kind is None and later.assets is not None and len(later.assets) == 4
     replica = overview.replicas[0]
     assert (replica.host, replica.devices, replica.epoch, replica.seq) == ("h", ["cpu", "cpu"], lease.epoch, 4)
     health.write_poison(farm.client, MODEL, "r0", lease.epoch, 1, "desync", "differs")
-    assert health.overview(farm.client, MODEL).state == "poisoned"
+    assert model_overviews.overview(farm.client, MODEL).state == "poisoned"
 
 
 def test_only_a_replica_that_has_served_recovers(farm: Farm) -> None:
@@ -144,7 +144,7 @@ def test_only_a_replica_that_has_served_recovers(farm: Farm) -> None:
     lease = farm.lead()
     beat(farm, lease, 0, structs.replace(word(lease, phase="loading"), read_bytes=430, weight_bytes=1000))
     farm.client.hset(ModelKeys(MODEL).assets, "created", "1")
-    [replica] = health.overview(farm.client, MODEL).replicas
+    [replica] = model_overviews.overview(farm.client, MODEL).replicas
     assert (replica.state, replica.detail, replica.done_bytes) == ("loading", "rank 0 is loading: 43 %", 430)
     backend = Backend(
         weights="w",
@@ -157,14 +157,14 @@ def test_only_a_replica_that_has_served_recovers(farm: Farm) -> None:
         batch_invariant=True,
     )
     farm.run(put_backend(MODEL, "r0", backend))
-    assert health.overview(farm.client, MODEL).state == "recovering"
+    assert model_overviews.overview(farm.client, MODEL).state == "recovering"
 
 
 def test_a_status_is_cleared(farm: Farm) -> None:
     """A replica that no agent runs has no status."""
     health.write_status(farm.client, MODEL, "r0", "failed", "out of memory", host="h")
     catalog.put_spec(farm.client, ModelSpec(name=MODEL, source="/x"))
-    overview = health.overview(farm.client, MODEL)
+    overview = model_overviews.overview(farm.client, MODEL)
     assert (overview.state, overview.detail) == ("failed", "out of memory")
     health.clear_status(farm.client, MODEL, "r0")
-    assert health.overview(farm.client, MODEL).state == "loading"
+    assert model_overviews.overview(farm.client, MODEL).state == "loading"

@@ -6,7 +6,7 @@ import pytest
 
 from control import requests
 from control.errors import Lost
-from control.placement.farm import beat_api, host_beat
+from control.placement.membership import beat_api, host_beat
 from control.placement.placement import Host
 from control.redis.connection import run_all
 from control.replicas.lease import renew

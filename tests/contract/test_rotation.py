@@ -14,8 +14,8 @@ import redis
 
 from control.errors import RedisUnavailable
 from control.redis.clients import connect, connect_async, credentials_of
+from control.redis.cluster import servers_of
 from control.redis.connection import arun, read, run, write
-from control.redis.routing import servers_of
 from control.redis.urls import credentials_in, without_credentials
 
 USER = "rotated"

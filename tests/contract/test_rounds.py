@@ -13,7 +13,7 @@ from control.messages import ModelSpec
 from control.placement.farm import claim_placement, hold_placement, read_farm_view, release_placement
 from control.records import catalog
 from control.redis import connection
-from control.replicas import health
+from control.replicas import model_overviews
 from tests.contract.conftest import Farm
 from tests.waiting import until
 from worker.agent.host_replicas import read_host
@@ -55,21 +55,21 @@ def test_overviews_are_read_by_one_process(farm: Farm) -> None:
     catalog.put_spec(farm.client, ModelSpec(name="one", source="x", replicas=2))
     for key in (keys.OVERVIEWS, keys.OVERVIEWS_LOCK):
         farm.client.delete(key)
-    first = health.shared_overviews(farm.client)
-    assert first == health.overviews(farm.client) and [one.model for one in first] == ["one"]
+    first = model_overviews.shared_overviews(farm.client)
+    assert first == model_overviews.overviews(farm.client) and [one.model for one in first] == ["one"]
     catalog.put_spec(farm.client, ModelSpec(name="two", source="x"))
-    assert health.shared_overviews(farm.client) == first
+    assert model_overviews.shared_overviews(farm.client) == first
     farm.client.delete(keys.OVERVIEWS_LOCK)
-    assert [one.model for one in health.shared_overviews(farm.client)] == ["one", "two"]
+    assert [one.model for one in model_overviews.shared_overviews(farm.client)] == ["one", "two"]
 
 
 def test_overviews_that_are_not_there_or_can_not_be_read_are_read_anew(farm: Farm) -> None:
     """After a loss of data, or beside a process of another version."""
     catalog.put_spec(farm.client, ModelSpec(name="one", source="x"))
-    health.shared_overviews(farm.client)
+    model_overviews.shared_overviews(farm.client)
     for change in (lambda: farm.client.delete(keys.OVERVIEWS), lambda: farm.client.set(keys.OVERVIEWS, '[{"x":1}]')):
         change()
-        assert [one.model for one in health.shared_overviews(farm.client)] == ["one"]
+        assert [one.model for one in model_overviews.shared_overviews(farm.client)] == ["one"]
 
 
 def test_a_round_at_rest_is_few_round_trips(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,4 +98,4 @@ def test_a_round_at_rest_is_few_round_trips(farm: Farm, monkeypatch: pytest.Monk
     assert trips(reaper.reap) == 2
     farm.client.set(keys.REAPER_LOCK, "a")
     assert trips(OrphanReaper(farm.client, "b").reap) == 1
-    assert trips(lambda: health.overviews(farm.client)) == 3
+    assert trips(lambda: model_overviews.overviews(farm.client)) == 3

@@ -14,7 +14,7 @@ import structlog
 
 from control.errors import RedisUnavailable
 from control.host_memory import available
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement.placement import Host
 from control.placement.rollout import Place
 from control.redis.clients import SyncRedis
@@ -136,7 +136,7 @@ class Agent:
     def _beat_and_plan(self) -> HostView:
         """Beat, take a turn at planning if it is this agent's, and read what this host is to run."""
         standby = self._standby.state if self._standby is not None else "off"
-        beat = farm.host_beat(self._host, os.getpid(), available(), standby)
+        beat = membership.host_beat(self._host, os.getpid(), available(), standby)
         first = [*beat, farm.has_on_demand(), farm.hold_placement(self._host.id)]
         (*_, self._on_demand, plans), view = read_host(self._client, self._host.id, self._reconciler.worlds, first)
         if plans:

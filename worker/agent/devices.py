@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 
-from control.placement.farm import DeviceSpace
+from control.placement.membership import DeviceSpace
 
 WITHIN_S = 20.0
 MIB = 2**20

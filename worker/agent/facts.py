@@ -21,7 +21,7 @@ from control import host_memory
 from control.errors import FurrowError, RedisUnavailable
 from control.messages import Assignment, ModelSpec
 from control.placement import farm
-from control.placement.farm import LIFE_MS, FilesHere, HostFacts, Machine, Space, facts_of_all, put_facts
+from control.placement.membership import LIFE_MS, FilesHere, HostFacts, Machine, Space, facts_of_all, put_facts
 from control.process import remembered_program
 from control.records import catalog
 from control.redis.clients import SyncRedis

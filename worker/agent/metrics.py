@@ -17,14 +17,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from control.errors import RedisUnavailable, SettingsError
-from control.placement import farm
-from control.placement.farm import HostFacts, facts_of_all
+from control.placement import membership
+from control.placement.membership import HostFacts, facts_of_all
 from control.placement.placement import Host
 from control.placement.rollout import Place
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
 from control.redis.servers import server_memory
-from control.replicas import health
+from control.replicas import model_overviews
 from control.requests.upkeep.dead import count_letters
 from worker.agent.metrics_server import DEFAULT_ADDRESS, MetricsServer, parse_address
 from worker.rank.counters import FOLDER_KEY, FOLDER_VARIABLE, SUFFIX, Counters, Labels, read_counters
@@ -166,7 +166,7 @@ def of_hosts(living: Sequence[Host], drained: AbstractSet[str], facts: Mapping[s
     return [states, up, version, clock, trip, free]
 
 
-def of_ranks(overviews: Sequence[health.Overview]) -> list[Metric]:
+def of_ranks(overviews: Sequence[model_overviews.Overview]) -> list[Metric]:
     """The commands of ranks that have a heartbeat."""
     labels = ("model_name", "engine", "rank", "host")
     age = _gauge("furrow_rank_command_seconds", "Age of the rank's command; 0 between two.", *labels)
@@ -221,11 +221,11 @@ class FarmCollector(Collector):
 
     def _look(self) -> list[Metric]:
         client = self._client
-        overviews = health.overviews(client)
-        hosts = farm.living_hosts(client)
+        overviews = model_overviews.overviews(client)
+        hosts = membership.living_hosts(client)
         letters = run_every(client, [count_letters(overview.model) for overview in overviews])
-        facts = facts_of_all(client, farm.known_hosts(client))
-        drained = farm.drained_hosts(client)
+        facts = facts_of_all(client, membership.known_hosts(client))
+        drained = membership.drained_hosts(client)
         used_bytes = _gauge("furrow_redis_used_bytes", "Memory that Redis uses.", "server")
         most = _gauge("furrow_redis_max_bytes", "Its maxmemory; 0: none is set.", "server")
         for server in server_memory(client):
@@ -240,17 +240,17 @@ class FarmCollector(Collector):
         ]
 
 
-def _of_models(overviews: Sequence[health.Overview], letters: Sequence[int]) -> list[Metric]:
+def _of_models(overviews: Sequence[model_overviews.Overview], letters: Sequence[int]) -> list[Metric]:
     """The series with a label for the model."""
 
-    def gauge(name: str, text: str, value: Callable[[health.Overview], float | None]) -> Metric:
+    def gauge(name: str, text: str, value: Callable[[model_overviews.Overview], float | None]) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])
         for overview in overviews:
             if (number := value(overview)) is not None:
                 family.add_metric([overview.model], number)
         return family
 
-    def counter(name: str, text: str, value: Callable[[health.Overview], float]) -> Metric:
+    def counter(name: str, text: str, value: Callable[[model_overviews.Overview], float]) -> Metric:
         family = CounterMetricFamily(name, text, labels=["model_name"])
         for overview in overviews:
             family.add_metric([overview.model], value(overview))
@@ -292,20 +292,20 @@ def _of_models(overviews: Sequence[health.Overview], letters: Sequence[int]) -> 
     ]
 
 
-def _in_state(overview: health.Overview, state: health.ReplicaState) -> int:
+def _in_state(overview: model_overviews.Overview, state: model_overviews.ReplicaState) -> int:
     return sum(replica.state == state for replica in overview.replicas)
 
 
-def _wanted(overview: health.Overview) -> int:
+def _wanted(overview: model_overviews.Overview) -> int:
     """0 for a model that is being unloaded."""
     return 0 if overview.state in ("draining", "unloading") else overview.wanted
 
 
-def _failed(overview: health.Overview) -> int:
+def _failed(overview: model_overviews.Overview) -> int:
     return sum(replica.state == "failed" and replica.placed for replica in overview.replicas)
 
 
-def _unplaced(overview: health.Overview) -> int:
+def _unplaced(overview: model_overviews.Overview) -> int:
     return max(0, _wanted(overview) - sum(replica.placed for replica in overview.replicas))
 
 

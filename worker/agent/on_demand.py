@@ -17,10 +17,10 @@ from control.placement.demand import (
     Demand,
     ModelOnDemand,
     Traffic,
-    Turns,
-    Woken,
+    WakePlan,
+    WakePlanner,
     follow,
-    rooms_for_turns,
+    rooms_for_waking,
     with_replicas,
 )
 from control.placement.farm import FRESH_S, WHOLE_EVERY_S, FarmView
@@ -28,9 +28,9 @@ from control.placement.placement import Needs, Parts, ReplicaCounts
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_every, run_steps
-from control.replicas import health
-from control.replicas.health import ModelLoad, Overview, load_of, queued_of
+from control.replicas import health, model_overviews
 from control.replicas.memory_deaths import server_ms
+from control.replicas.model_overviews import ModelLoad, Overview, load_of, queued_of
 from control.requests.upkeep.stranded import abandon
 
 log = structlog.get_logger()
@@ -102,7 +102,9 @@ class OnDemand:
             for spec, published, _, load in seen
             if published is None or published.replicas or load.queued or spec.name in replicas_of
         ]
-        overviews = {overview.model: overview for overview in run_steps(self._client, health.reading_overviews(active))}
+        overviews = {
+            overview.model: overview for overview in run_steps(self._client, model_overviews.reading_overviews(active))
+        }
         models = [ModelOnDemand(spec, quiet[spec.name], Traffic()) for spec in specs if spec.name in quiet]
         changed = dict[str, Demand]()
         for spec, published, was_called, load in seen:
@@ -185,16 +187,16 @@ class OnDemand:
 
     def _wake(
         self, models: list[ModelOnDemand], view: FarmView, needs: Needs, awaited: Collection[str], now: int
-    ) -> Woken:
+    ) -> WakePlan:
         called = [model for model in models if model.demand.replicas == 0 and model.traffic.queued]
         ready = [model for model in models if model.spec.name not in awaited]
         if not called or not ready:
-            return Woken()
+            return WakePlan()
         tenants = self._tenants([model.spec.name for model in called])
         may_evict = self._may_evict(tenants, len(models), now)
-        uses = health.kv_uses(self._client, view.held, needs)
-        rooms = rooms_for_turns(view.hosts, needs, view.held, view.specs, models, uses)
-        woken = Turns(ready, *rooms, now).wake(may_evict)
+        uses = health.kv_uses(self._client, view.by_host, needs)
+        rooms = rooms_for_waking(view.hosts, needs, view.by_host, view.specs, models, uses)
+        woken = WakePlanner(ready, *rooms, now).wake(may_evict)
         evicting = [name for name, gave_way in woken.gave_way.items() if gave_way]
         notes = [farm.note_tenant(tenant, evicted=True) for name in evicting for tenant in tenants.get(name, ())]
         if notes:
@@ -227,7 +229,7 @@ class OnDemand:
             for model, model_tenants in tenants.items()
         }
 
-    def _write(self, changed: Mapping[str, Demand], models: Mapping[str, ModelOnDemand], woken: Woken) -> None:
+    def _write(self, changed: Mapping[str, Demand], models: Mapping[str, ModelOnDemand], woken: WakePlan) -> None:
         if changed:
             run_every(self._client, [farm.put_demand(name, demand) for name, demand in changed.items()])
         for name, demand in changed.items():
@@ -251,7 +253,7 @@ class OnDemand:
 def _replicas_by_model(view: FarmView) -> dict[str, dict[str, Parts]]:
     """The parts of each model's replicas, without those that leave."""
     replicas: dict[str, dict[str, Parts]] = {}
-    for host, assignments in view.held.items():
+    for host, assignments in view.by_host.items():
         for assignment in assignments:
             if not assignment.withdrawn:
                 replicas.setdefault(assignment.spec.name, {}).setdefault(assignment.replica, {})[host] = assignment

@@ -18,7 +18,7 @@ from control.placement.rollout import Part, is_giving_back, is_settled, plan
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
-from control.replicas import health, lease
+from control.replicas import health, lease, model_overviews
 from control.requests.ending import expire_waiting
 from control.requests.upkeep.stranded import StrandedRequests, abandon
 from worker.agent.needs import Finder, assets_of, need_apart
@@ -41,7 +41,7 @@ def _first_model(view: FarmView) -> str | None:
     [spec] = view.specs
     if spec.tp > 1 and len(view.hosts) > 1:  # its ranks may be on several hosts, which share its memory evenly
         return None
-    assignments_of_all = [assignment for assignments in view.held.values() for assignment in assignments]
+    assignments_of_all = [assignment for assignments in view.by_host.values() for assignment in assignments]
     is_first = all(assignment.spec.name == spec.name and not assignment.memory for assignment in assignments_of_all)
     return spec.name if is_first and not spec.unload else None
 
@@ -81,7 +81,7 @@ class Planner:
         """Bring assignments in line with the desired models; True if that is not done yet."""
         view = self._farm.read(self.on_demand.quiet)
         specs = view.specs
-        held = view.held
+        held = view.by_host
         hosts = view.hosts
         living = {host.id for host in hosts}
         unattended = self._unattended(held, living)
@@ -90,7 +90,7 @@ class Planner:
         counts = self.on_demand.turn(view, needs, awaited, self._stuck, self._assets(view))
         settled = is_settled(specs, hosts, held, unattended, needs, counts)
         if not settled:
-            for overview in health.overviews(self._client):
+            for overview in model_overviews.overviews(self._client):
                 for replica in overview.replicas:
                     states.setdefault(replica.state, set()).add((overview.model, replica.replica))
         awaited -= {name for name, count in counts.items() if count == 0}  # nothing waits for models that sleep
@@ -179,13 +179,13 @@ class Planner:
         """Give assignments whose ranks were started before their memory was assigned the KV tokens that the ranks took.
         While these are not known, nothing is placed beside them."""
         planned = {host.id for host in view.hosts if host.memory is not None}
-        for host_id, assignments in view.held.items():
+        for host_id, assignments in view.by_host.items():
             for index, assignment in enumerate(assignments):
                 name = assignment.spec.name
                 sized = assignment.memory or assignment.kv_tokens is not None or assignment.spec.kv_tokens is not None
                 if host_id not in planned or sized or assignment.withdrawn or name not in needs:
                     continue
-                overview = health.overview(self._client, name)
+                overview = model_overviews.overview(self._client, name)
                 replica = next((status for status in overview.replicas if status.replica == assignment.replica), None)
                 if replica is None or replica.state == "failed" or not any(replica.beats):
                     continue

@@ -16,7 +16,7 @@ from control.placement.rollout import Place
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
-from control.replicas import health, lease
+from control.replicas import health, lease, model_overviews
 from control.sizes import in_words
 from worker.agent.host_replicas import HostReplicas, HostView, Reporter
 from worker.agent.needs import Finder, need_apart
@@ -176,7 +176,7 @@ class Reconciler:
                 or (spec.devices and "cpu" not in spec.devices)
             ):
                 continue
-            if not health.overview(self._client, spec.name).rolled_out:
+            if not model_overviews.overview(self._client, spec.name).rolled_out:
                 continue
             since = self._serves_since.setdefault((spec.name, spec.revision), self._needs_told_at)
             if self._needs_told_at - since >= TELL_AFTER_S:

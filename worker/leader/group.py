@@ -31,7 +31,7 @@ from control.commands import (
     Ping,
     Pong,
     Reply,
-    Shutdown,
+    ShutdownRank,
     StepImage,
 )
 from control.errors import CollectiveLeft, EpochOver, GroupError, Poisoned, RankError, collective_failure
@@ -220,7 +220,7 @@ class Group:
 
     def shutdown(self) -> None:
         """Ask every rank to end; best effort, one bad rank does not stop the sweep."""
-        command = Shutdown(epoch=self._lease.epoch, seq=self._next())
+        command = ShutdownRank(epoch=self._lease.epoch, seq=self._next())
         try:
             self._together("shutdown", command, 2.0)
         except Exception as error:

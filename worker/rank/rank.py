@@ -8,7 +8,7 @@ from typing import get_args
 import msgspec
 import structlog
 
-from control.commands import AnyCommand, Bye, ErrorReply, Reply, Shutdown, decode_command
+from control.commands import AnyCommand, Bye, ErrorReply, Reply, ShutdownRank, decode_command
 from control.errors import EpochOver, RankError, RankErrorKind, RedisUnavailable
 from control.redis.clients import SyncRedis
 from control.redis.outage import outage
@@ -122,7 +122,7 @@ class Rank:
             command: AnyCommand = decode_command(frame)
         except msgspec.DecodeError as error:
             return self._unreadable(frame, epoch, seq, error)
-        if isinstance(command, Shutdown):
+        if isinstance(command, ShutdownRank):
             log.info("told to shut down", action="rank_stop")
         try:
             return self._rank_worker.answer(command)

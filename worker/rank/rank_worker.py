@@ -32,7 +32,7 @@ from control.commands import (
     Ping,
     Pong,
     Reply,
-    Shutdown,
+    ShutdownRank,
     Unloaded,
     UnloadModel,
 )
@@ -113,7 +113,7 @@ class RankWorker:
             GenerateStepWithImages: self._step,
             ClearKvCache: self._clear,
             UnloadModel: self._unload,
-            Shutdown: self._shutdown,
+            ShutdownRank: self._shutdown,
         }
 
     def answer(self, command: AnyCommand) -> Reply:
@@ -337,7 +337,7 @@ class RankWorker:
         self._model = self._engine = self._model_id = None
         return Unloaded(**self._head(command))
 
-    def _shutdown(self, command: Shutdown) -> Bye:
+    def _shutdown(self, command: ShutdownRank) -> Bye:
         return Bye(**self._head(command))
 
     # --- refusals ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import re
 from typing import Any, Literal, Protocol
 
 from api.chat.reading.form import CallShape
-from control.text.text_stream import begun
+from control.text.text_stream import partial_match_length
 
 _KEY_CHARACTERS = 256
 _HEAD_CHARACTERS = 2048
@@ -181,7 +181,9 @@ class Parameters:
     def _value(self, out: list[str]) -> bool:
         """A text goes out as it comes; what may be JSON is read at its end. True once the value is over."""
         if self._fresh:
-            if not self._pending or (self._verbatim and begun(self._pending, self._verbatim[:1]) == len(self._pending)):
+            if not self._pending or (
+                self._verbatim and partial_match_length(self._pending, self._verbatim[:1]) == len(self._pending)
+            ):
                 return False
             if self._line_before:
                 self._pending = self._pending.removeprefix("\n")
@@ -201,7 +203,7 @@ class Parameters:
         if self._literal:
             self._searched = len(self._pending)
             return False
-        cut = len(self._pending) - begun(self._pending, (close,) if self._inside else self._ends)
+        cut = len(self._pending) - partial_match_length(self._pending, (close,) if self._inside else self._ends)
         out.append(quoted(self._pending[:cut]))
         self._pending = self._pending[cut:]
         return False
@@ -361,7 +363,7 @@ class RelaxedArguments:
         if quote == self._raw:
             at = pending.find(quote)
             if at < 0:
-                cut = len(pending) - begun(pending, (quote,))
+                cut = len(pending) - partial_match_length(pending, (quote,))
                 out.append(quoted(pending[:cut]))
                 self._pending = pending[cut:]
                 return False

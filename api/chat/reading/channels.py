@@ -11,7 +11,7 @@ from typing import Literal
 from api.chat.piece import Piece
 from api.chat.reading.calls import Calls
 from api.chat.reading.form import Channels
-from control.text.text_stream import begun
+from control.text.text_stream import partial_match_length
 
 _HEADER_CHARACTERS = 512
 
@@ -55,7 +55,7 @@ class ChannelReader:
                 self._kind = "header"
             places = [(at, mark) for mark in self._marks if (at := pending.find(mark)) >= 0]
             if not places:
-                cut = len(pending) - begun(pending, self._marks)
+                cut = len(pending) - partial_match_length(pending, self._marks)
                 if (
                     self._kind == "none"
                     and not self._bare

@@ -9,7 +9,7 @@ from api.chat.piece import Piece
 from api.chat.reading.calls import CallReader, Calls, HeadedCall, JsonCall, parts_of
 from api.chat.reading.form import CallForm, CallShape
 from api.schemas.view import Calling
-from control.text.text_stream import begun
+from control.text.text_stream import partial_match_length
 
 State = Callable[[Piece], bool]
 """A state takes what it can of the pending text and returns True where a state may go on with the rest."""
@@ -83,7 +83,7 @@ class Section:
         if self._state == self._start:
             self._state = self._text
         together = self._pending + text
-        meant = begun(together, self._marks) or any(mark in together for mark in self._marks)
+        meant = partial_match_length(together, self._marks) or any(mark in together for mark in self._marks)
         if self._state == self._text and not meant:
             self._say(self._take(), piece)
             return
@@ -134,7 +134,7 @@ class Section:
             self._say(pending, piece)
             return False
         places = [(at, -len(mark), mark) for mark in self._marks if (at := self._find(pending, mark)) >= 0]
-        cut = len(pending) - begun(pending, self._marks)
+        cut = len(pending) - partial_match_length(pending, self._marks)
         if not places or min(places)[0] > cut:
             self._pending = pending[cut:]
             self._say(pending[:cut], piece)

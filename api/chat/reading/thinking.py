@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from api.schemas.view import ThinkingMarks
-from control.text.text_stream import begun
+from control.text.text_stream import partial_match_length
 
 _BEFORE_OPENING = 256
 """The most white space before an opening mark."""
@@ -38,7 +38,7 @@ class ThinkingParser:
         """True if a mark that comes now opens or closes the reasoning."""
         if self._state == "thinking":
             together = self._pending + mark
-            return self._close in together or begun(together, (self._close,)) > 0
+            return self._close in together or partial_match_length(together, (self._close,)) > 0
         if self._state == "opening" and self._open.startswith(self._pending.lstrip() + mark):
             self._mark = self._pending.lstrip() + mark
             return True
@@ -84,7 +84,7 @@ class ThinkingParser:
 
     def _think(self) -> str:
         at = self._pending.find(self._close)
-        cut = at if at >= 0 else len(self._pending) - begun(self._pending, (self._close,))
+        cut = at if at >= 0 else len(self._pending) - partial_match_length(self._pending, (self._close,))
         text = self._pending[:cut] if self._reasoned else self._pending[:cut].lstrip()
         self._pending = self._pending[cut:]
         reasoning = text.rstrip()

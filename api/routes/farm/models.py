@@ -16,14 +16,14 @@ from control.operations import desired
 from control.operations.model_reports import ModelMemory, history, memory_of
 from control.operations.spec import DTYPES, Scale, build_spec
 from control.redis.clients import SyncRedis
-from control.replicas import health
+from control.replicas import model_overviews
 from control.settings import demo_model
 
 
 @get("/models")
 async def show_models(request: Http) -> Models:
     """Every model with its replicas: state, revision, host, devices, epoch, progress, and the cause of a failure."""
-    return Models(data=await on_farm(request, health.overviews))
+    return Models(data=await on_farm(request, model_overviews.overviews))
 
 
 @get("/history")

@@ -17,7 +17,7 @@ from api.schemas.farm import Done, FarmCard, HostNamed, Hosts, HostToDrain, Plot
 from control.errors import RequestError
 from control.operations.checks.report import host_reports
 from control.operations.plots import samples
-from control.placement import farm
+from control.placement import farm, membership
 from control.redis.clients import SyncRedis
 
 
@@ -59,11 +59,11 @@ async def drain_host(request: Http) -> Done:
 
 
 def _drain_host(client: SyncRedis, body: HostToDrain) -> Done:
-    hosts = farm.known_hosts(client)
+    hosts = membership.known_hosts(client)
     if body.host not in hosts:
         there = ", ".join(hosts) or "there is none"
         raise RequestError(f"Host {body.host!r} is unknown; known: {there}.", param="host", code="host_not_found")
-    farm.drain(client, body.host, drained=not body.undo)
+    membership.drain(client, body.host, drained=not body.undo)
     return Done(done=f"{body.host}: {'takes replicas again' if body.undo else 'drains'}.")
 
 

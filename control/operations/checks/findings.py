@@ -60,7 +60,7 @@ class Checks:
 
 def worst(findings: Iterable[Finding]) -> Level:
     """The worst level, ok without any finding."""
-    return LEVELS[max((LEVELS.index(one.level) for one in findings), default=0)]
+    return LEVELS[max((LEVELS.index(finding.level) for finding in findings), default=0)]
 
 
 def report_of(findings: Sequence[Finding]) -> Report:

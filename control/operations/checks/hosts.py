@@ -1,8 +1,9 @@
-"""Checks of the hosts and of models' files, by heartbeats and the facts that agents publish."""
+"""Checks of the hosts, and of the models' files that they have, by heartbeats and the facts that agents publish."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections import Counter
@@ -15,13 +16,11 @@ import msgspec
 from control.listening import is_loopback
 from control.messages import ModelSpec
 from control.operations.checks.findings import Checks, Finding
-from control.placement.farm import ApiRecord, FilesHere, HostCard, HostFacts, Space
+from control.placement.farm import HostCard
+from control.placement.membership import ApiRecord, FilesHere, HostFacts, Space
 from control.records.api_reports import CALLS, Breach
 from control.sizes import in_words
 from control.version import VERSION
-
-# --- Hosts -----------------------------------------------------------------------------------------------------------
-
 
 SKEW_MS = 2_000
 """More is a warning. Furrow's own times are those of Redis; certificates, keys and logs go by the hosts' clocks."""
@@ -79,27 +78,29 @@ def check_versions(
     by_version: dict[str, list[str]] = {}
     for name, version in versions.items():
         by_version.setdefault(version, []).append(name)
-    listed = "; ".join(f"{version}: {_some(names)}" for version, names in sorted(by_version.items()))
+    builds = "; ".join(f"{version}: {_first_few(names)}" for version, names in sorted(by_version.items()))
     programs = [
         f"`{one.program}` on {card.id}"
         for card in cards
         if card.alive and card.version != VERSION and (one := facts.get(card.id)) and one.program
     ]
-    starts = f" SIGUSR2 runs {_some(programs)}: see that `--version` of it names the new build." if programs else ""
+    starts = (
+        f" SIGUSR2 runs {_first_few(programs)}: see that `--version` of it names the new build." if programs else ""
+    )
     remedy = (
         "Install one version everywhere, send SIGUSR2 to `furrow worker` on each host, and restart the API processes "
         f"one by one (docs/deployment.md, Upgrades).{starts}"
     )
-    checks.warning("version", f"several builds of Furrow run: {listed}", remedy)
+    checks.warning("version", f"several builds of Furrow run: {builds}", remedy)
 
 
 def check_ranks(card: HostCard, facts: HostFacts, checks: Checks) -> None:
     """Ranks keep their build when the agent is replaced."""
     if facts.old_ranks:
         models = sorted({name.partition(":")[0] for name in facts.old_ranks})
-        listed = _some([f"{name} ({version})" for name, version in sorted(facts.old_ranks.items())])
+        ranks = _first_few([f"{name} ({version})" for name, version in sorted(facts.old_ranks.items())])
         remedy = f"Run {', '.join(f'`furrow models reload {name}`' for name in models)}; no request fails."
-        message = f"ranks run another build than the agent's {card.version or 'unknown'}: {listed}"
+        message = f"ranks run another build than the agent's {card.version or 'unknown'}: {ranks}"
         checks.warning("ranks", message, remedy)
 
 
@@ -168,7 +169,7 @@ def check_clocks(clocks: Mapping[str, int], checks: Checks) -> None:
         message = f"the clock of Redis' machine differs by {seconds:+.1f} s from those of all hosts"
         checks.warning("clock", message, remedy)
     else:
-        differences = _some([f"{name} {ms / 1000:+.1f} s" for name, ms in wrong.items()])
+        differences = _first_few([f"{name} {ms / 1000:+.1f} s" for name, ms in wrong.items()])
         checks.warning("clock", f"clocks differ from that of Redis: {differences}", remedy)
 
 
@@ -211,7 +212,7 @@ def _check_away(card: HostCard, checks: Checks) -> None:
         "Start `furrow worker` there; where it runs, its log says why it does not reach Redis. If the host is lost, "
         "nothing is to be done: others take its replicas over."
     )
-    message = f"its agent is away, so nothing replaces a rank that dies there: {_some(card.replicas)}"
+    message = f"its agent is away, so nothing replaces a rank that dies there: {_first_few(card.replicas)}"
     checks.warning("alive", message, remedy)
 
 
@@ -269,7 +270,7 @@ def check_compiler(card: HostCard, facts: HostFacts, checks: Checks) -> None:
             f"Run `furrow selftest --device {device}` on {card.id}: it tries them again, after an upgrade of driver "
             "or Furrow; unset FURROW_DISABLE where it names them."
         )
-        checks.warning("kernels", f"switched off: {_some(facts.kernels_off)}", remedy)
+        checks.warning("kernels", f"switched off: {_first_few(facts.kernels_off)}", remedy)
 
 
 def check_ports(host: str, facts: HostFacts, checks: Checks) -> None:
@@ -286,19 +287,14 @@ def check_ports(host: str, facts: HostFacts, checks: Checks) -> None:
         )
         checks.error("ports", f"ranks here can't reach those on {peer}: {error}", remedy)
     if facts.ports and own is None and not failed:
-        checks.ok("ports", f"reaches {_some(sorted(facts.ports))}")
+        checks.ok("ports", f"reaches {_first_few(sorted(facts.ports))}")
 
 
-def _some(words: list[str], most: int = 5) -> str:
+def _first_few(words: list[str], most: int = 5) -> str:
     """The first few, and how many more."""
     unique = list(Counter(words))
     more = f" and {len(unique) - most} more" if len(unique) > most else ""
     return ", ".join(unique[:most]) + more
-
-
-# --- Files -----------------------------------------------------------------------------------------------------------
-
-# Checks of a model's files: the same on every host.
 
 
 def check_files(
@@ -306,18 +302,20 @@ def check_files(
 ) -> None:
     """The model's files are there and the same on every host, as a replica may move to any. `reasons`: why
     replicas do not serve; they are not told again."""
-    runs = {card.id for card in cards if any(one.rpartition(":")[0] == spec.name for one in card.replicas)}
+    runs = {card.id for card in cards if any(replica.rpartition(":")[0] == spec.name for replica in card.replicas)}
     alive = [card.id for card in cards if card.alive]
-    here = {host: one.files[spec.name] for host in alive if (one := facts.get(host)) and spec.name in one.files}
-    for host, files in here.items():
+    files_by_host = {
+        host: one.files[spec.name] for host in alive if (one := facts.get(host)) and spec.name in one.files
+    }
+    for host, files in files_by_host.items():
         if files.error and not (host in runs and any(files.error in reason for reason in reasons)):
             remedy = f"Copy them to {host} as {spec.source}, or load the model by a path that every host has."
             uses = "it was given a replica" if host in runs else "no replica can move there"
             message = f"the files on {host} can't be used ({uses}): {files.error}"
             checks.judge("error" if host in runs else "warning", "files", message, remedy)
-    prints = _by_fingerprint(here, {host: one.version for host, one in facts.items() if one is not None})
-    if len(prints) == 1 and len(here) > 1:
-        checks.ok("files", f"the same on {len(here)} hosts")
+    prints = _by_fingerprint(files_by_host, {host: one.version for host, one in facts.items() if one is not None})
+    if len(prints) == 1 and len(files_by_host) > 1:
+        checks.ok("files", f"the same on {len(files_by_host)} hosts")
     if len(prints) > 1:
         hosts_of = "; ".join(f"{name}: {', '.join(sorted(hosts))}" for name, hosts in sorted(prints.items()))
         both = sum(bool(runs & hosts) for hosts in prints.values()) > 1
@@ -344,11 +342,17 @@ def check_breaches(breaches: Sequence[Breach], checks: Checks) -> None:
         checks.warning("breaches", f"its {breach.file} {breach.deed}, last at {at} UTC", remedy)
 
 
-def _by_fingerprint(here: Mapping[str, FilesHere], versions: Mapping[str, str]) -> dict[str, set[str]]:
+def _by_fingerprint(files_by_host: Mapping[str, FilesHere], versions: Mapping[str, str]) -> dict[str, set[str]]:
     """Hosts by fingerprint. Only hosts of one version of Furrow are compared: the newest has its own way to compute."""
-    newest = max((versions[host] for host in here), default="")
+    newest = max((versions[host] for host in files_by_host), key=_order, default="")
     prints: dict[str, set[str]] = {}
-    for host, files in here.items():
+    for host, files in files_by_host.items():
         if files.fingerprint and versions[host] == newest:
             prints.setdefault(files.fingerprint, set()).add(host)
     return prints
+
+
+def _order(version: str) -> tuple[list[int], str]:
+    """The place of a version among others: its numbers, then, among builds of one release, its text."""
+    release = version.partition("+")[0]
+    return [int(digits) for digits in re.findall(r"\d+", release)], version

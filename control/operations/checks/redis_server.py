@@ -162,11 +162,6 @@ def check_round_trip(trip: RoundTrip, checks: Checks) -> None:
     checks.judge(level, "round trip", f"{trip.ms:.2g} ms{late}", remedy)
 
 
-# --- Types of keys ---------------------------------------------------------------------------------------------------
-
-# The check that Furrow's keys have their types: a key that another program, or a hand, has written over.
-
-
 _FARM = {
     keys.MODELS: "set",
     keys.MODELS_VERSION: "string",

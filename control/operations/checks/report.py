@@ -20,13 +20,15 @@ from control.operations.checks.redis_server import (
     check_role,
 )
 from control.placement import farm
-from control.placement.farm import HostCard, HostFacts, facts_of_all
+from control.placement.farm import HostCard
+from control.placement.membership import HostFacts, facts_of_all
 from control.records import catalog
 from control.records.api_reports import Breach, breaches_of
 from control.redis.clients import SyncRedis, unavailable
-from control.redis.routing import ABSENT, servers_of
+from control.redis.cluster import servers_of
+from control.redis.pipeline import ABSENT
 from control.redis.urls import address
-from control.replicas.health import Overview
+from control.replicas.model_overviews import Overview
 
 
 class HostReport(HostCard, kw_only=True):
@@ -78,7 +80,7 @@ def farm_findings(
     if times:
         check_clocks(times, clocks)
     findings = [*clocks.findings, *(one for card in cards for one in check_host(card, facts.get(card.id)))]
-    reasons = {model.model: {one.detail for one in model.replicas} for model in models}
+    reasons = {model.model: {replica.detail for replica in model.replicas} for model in models}
     for spec in specs:
         files = Checks("models", spec.name)
         check_files(spec, cards, facts, files, reasons.get(spec.name, set()))
@@ -116,7 +118,7 @@ def read_redis(client: SyncRedis) -> tuple[list[RedisCard], list[Finding]]:
 
 def wrong(findings: Sequence[Finding]) -> list[Finding]:
     """Those that are no mere statement."""
-    return [one for one in findings if one.level != "ok"]
+    return [finding for finding in findings if finding.level != "ok"]
 
 
 def _card(where: str, info: dict[str, Any]) -> RedisCard:

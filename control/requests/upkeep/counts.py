@@ -45,7 +45,7 @@ class _Queue:
 
 
 @dataclass
-class Counted:
+class QueueCounts:
     """A model's queues as they were counted, and the load's change counters before that."""
 
     changes: list[int]
@@ -69,47 +69,47 @@ def recount(client: SyncRedis, model: str) -> bool:
     return False
 
 
-def count(client: SyncRedis, model: str) -> Counted:
+def count(client: SyncRedis, model: str) -> QueueCounts:
     """Count what waits, in calls of bounded size. Raises RedisUnavailable."""
     keys = ModelKeys(model)
-    counted = Counted(run(client, read("HMGET", keys.load, *_CHANGES, parse=_numbers)))
+    counts = QueueCounts(run(client, read("HMGET", keys.load, *_CHANGES, parse=_numbers)))
     for name in CLASSES:
         waiting = _members(client, keys.waiting(name))
         turns = _members(client, keys.turns(name))
         served = _members(client, keys.served(name))
         flows = [(name, tenant) for tenant in sorted(waiting.keys() | turns.keys() | served.keys())]
         for start in range(0, len(flows), AT_ONCE):
-            counted.queues |= _count_queues(client, keys, flows[start : start + AT_ONCE])
+            counts.queues |= _count_queues(client, keys, flows[start : start + AT_ONCE])
         for flow in flows:
-            queue = counted.queues[flow]
+            queue = counts.queues[flow]
             tenant = flow[1]
             waits = queue.sequences > 0
             right = waiting.get(tenant, 0) == queue.sequences and (tenant in turns) == waits
             if not right or (tenant in served) != (queue.length > 0):
-                counted.wrong.append(flow)
-    return counted
+                counts.wrong.append(flow)
+    return counts
 
 
-def correct(client: SyncRedis, model: str, counted: Counted) -> bool:
+def correct(client: SyncRedis, model: str, counts: QueueCounts) -> bool:
     """Write what was counted; False where the queue has changed meanwhile. Raises RedisUnavailable."""
     keys = ModelKeys(model)
-    queues = counted.queues
+    queues = counts.queues
     totals = [sum(queue.requests for queue in queues.values()), sum(queue.tokens for queue in queues.values())]
     for kind in ("requests", "sequences"):
         totals += [sum(getattr(queue, kind) for flow, queue in queues.items() if flow[0] == name) for name in CLASSES]
-    for start in range(0, max(1, len(counted.wrong)), HAND_OUT):
-        some = counted.wrong[start : start + HAND_OUT]
-        pairs = [word for flow in some for word in (" ".join(flow), queues[flow].sequences)]
-        was = run(client, Call("recount", (keys.load,), (keys.base, *counted.changes, *totals, *pairs), _numbers))
-        if not was[0]:
+    for start in range(0, max(1, len(counts.wrong)), HAND_OUT):
+        batch = counts.wrong[start : start + HAND_OUT]
+        pairs = [word for flow in batch for word in (" ".join(flow), queues[flow].sequences)]
+        former = run(client, Call("recount", (keys.load,), (keys.base, *counts.changes, *totals, *pairs), _numbers))
+        if not former[0]:
             return False
-        if was[1:] != totals[:2] or some:
+        if former[1:] != totals[:2] or batch:
             log.warning(
                 "counts of the queue corrected",
                 model=model,
-                queued=f"{was[1]}, is {totals[0]}",
-                queued_tokens=f"{was[2]}, is {totals[1]}",
-                tenants=len(some),
+                queued=f"{former[1]}, is {totals[0]}",
+                queued_tokens=f"{former[2]}, is {totals[1]}",
+                tenants=len(batch),
                 action="count_queue",
             )
     return True

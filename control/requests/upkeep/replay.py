@@ -58,10 +58,10 @@ class Difference:
 def find_kept(client: SyncRedis, models: Iterable[str], rid: str) -> KeptRequest:
     """Raises RequestNotFound where no model has the request, where it runs, where its prompt was not kept, or where it
     has images."""
-    named = list(models)
+    names = list(models)
     ended = False
-    params_of_models = run_every(client, [_look(model, rid) for model in named])
-    for model, (state, params) in zip(named, params_of_models, strict=True):
+    params_of_models = run_every(client, [_look(model, rid) for model in names])
+    for model, (state, params) in zip(names, params_of_models, strict=True):
         if state in ("queued", "running"):
             raise RequestNotFound(f"Request {rid!r} has not ended. Wait until it has.")
         ended = ended or state is not None
@@ -72,8 +72,8 @@ def find_kept(client: SyncRedis, models: Iterable[str], rid: str) -> KeptRequest
             raise RequestNotFound(f"Request {rid!r} has images, which are not kept. It can't be replayed.")
         entries = [entry for page in read_pages(client, model, rid) for entry in page]
         return KeptRequest(model, rid, decoded, entries)
-    if (stored := _stored(client, rid)) is not None:
-        return _of_record(rid, stored, named)
+    if (record := _stored_chat(client, rid)) is not None:
+        return _of_record(rid, record, names)
     if ended:
         raise RequestNotFound(
             f"The prompt of request {rid!r} was not kept. Start the API with --keep-requests SECONDS, or send a chat "
@@ -85,28 +85,28 @@ def find_kept(client: SyncRedis, models: Iterable[str], rid: str) -> KeptRequest
     )
 
 
-def _stored(client: SyncRedis, rid: str) -> StoredRequest | None:
+def _stored_chat(client: SyncRedis, rid: str) -> StoredRequest | None:
     """The stored chat of any owner: a rid does not tell its owner."""
     owners = run(client, storing_owners())
     for start in range(0, len(owners), OWNERS_AT_ONCE):
-        some = owners[start : start + OWNERS_AT_ONCE]
-        for stored in run_every(client, [stored_request(rid, owner) for owner in some]):
-            if stored is not None:
-                return stored
+        batch = owners[start : start + OWNERS_AT_ONCE]
+        for record in run_every(client, [stored_request(rid, owner) for owner in batch]):
+            if record is not None:
+                return record
     return None
 
 
-def _of_record(rid: str, stored: StoredRequest, models: list[str]) -> KeptRequest:
-    if not stored.ended:
+def _of_record(rid: str, record: StoredRequest, models: list[str]) -> KeptRequest:
+    if not record.ended:
         raise RequestNotFound(f"Request {rid!r} has not ended. Wait until it has.")
-    if not stored.params or not stored.entries:
+    if not record.params or not record.entries:
         raise RequestNotFound(
             f"The chat completion {rid!r} was stored without its prompt: it has images, was too large for the quota of "
             "stored responses, or was stored by another version. It can't be replayed."
         )
-    if stored.model not in models:
-        raise RequestNotFound(f"The model {stored.model!r} of request {rid!r} is not loaded. Load it, and ask again.")
-    return KeptRequest(stored.model, rid, decode_request(stored.params), decode_entries(stored.entries))
+    if record.model not in models:
+        raise RequestNotFound(f"The model {record.model!r} of request {rid!r} is not loaded. Load it, and ask again.")
+    return KeptRequest(record.model, rid, decode_request(record.params), decode_entries(record.entries))
 
 
 def replay(client: SyncRedis, past: KeptRequest, rid: str) -> None:
@@ -124,7 +124,7 @@ def differences(past: KeptRequest, entries: list[LogEntry]) -> list[Difference]:
         then = _of_choice(past.entries, choice)
         now = _of_choice(entries, choice)
         ended = bool(then) and then[-1].finish in COMPARED_ENDS
-        for position in range(max(len(then), len(now)) if ended else len([one for one in then if _tells(one)])):
+        for position in range(max(len(then), len(now)) if ended else len([entry for entry in then if _tells(entry)])):
             first = then[position] if position < len(then) else None
             second = now[position] if position < len(now) else None
             if first is None or second is None or _content(first, ended) != _content(second, ended):

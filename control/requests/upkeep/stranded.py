@@ -1,4 +1,8 @@
-"""Requests that no leader will end, and those that nobody follows any more: they are ended here."""
+"""The end of requests that no leader will end, and of requests that nobody follows any more.
+
+No leader ends a request of a model that is unloaded (`abandon`), or of which every replica was given up
+(`StrandedRequests`). Nobody follows a request whose API process has died (`reap`): its on_disconnect is carried out.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,6 @@ from control.replicas import health
 from control.replicas.health import Status
 
 log = structlog.get_logger()
-
-
-# --- Abandon ---------------------------------------------------------------------------------------------------------
-
-# The end of requests that no leader will end: of a model that is unloaded, or of which every replica was given up.
 
 
 PAGE = 128
@@ -72,11 +71,6 @@ def _open_requests(client: SyncRedis, keys: ModelKeys) -> Iterator[list[str]]:
 
 def _tenants(keys: ModelKeys, priority: str, first: int) -> Call[list[str]]:
     return read("ZRANGE", keys.served(priority), first, first + PAGE - 1, parse=list[str])
-
-
-# --- Orphans ---------------------------------------------------------------------------------------------------------
-
-# Requests that nobody follows any more: carries out on_disconnect for API processes that have died.
 
 
 GRACE_MS = 30_000
@@ -128,11 +122,6 @@ def gone_apis() -> Steps[list[str]]:
     return [api_id for api_id, is_alive in zip(api_ids, alive, strict=True) if not is_alive]
 
 
-# --- Stranded --------------------------------------------------------------------------------------------------------
-
-# Requests of models of which every replica was given up: they end with the cause, because no leader will end them.
-
-
 LOOK_EVERY_S = 1.0
 UNPLACED_S = 30.0
 """If fewer replicas exist than are wanted, a host that comes back may still take one; requests wait for it so long."""
@@ -148,13 +137,16 @@ def given_up(statuses: Mapping[str, Status | None]) -> str | None:
         return None
     name, status = replicas[0]
     assert status is not None
-    others = f" (and {len(replicas) - 1} more)" if len(replicas) > 1 else ""
-    return f"replica {name}{others} was given up: {status.detail}"
+    more = f" (and {len(replicas) - 1} more)" if len(replicas) > 1 else ""
+    return f"replica {name}{more} was given up: {status.detail}"
 
 
 class StrandedRequests:
-    """Looked at in every turn of the placement holder, and of API processes while there is none; asks Redis once a
-    second. Any of them may go on with it, and the same work done twice is harmless."""
+    """Ends requests of models of which every replica was given up.
+
+    The holder of the placement lock calls `end` in every turn, API processes call it while nobody has the lock. It asks
+    Redis once a second at most. Two callers that do the same work are harmless.
+    """
 
     def __init__(self, client: SyncRedis) -> None:
         self._client = client
@@ -173,9 +165,11 @@ class StrandedRequests:
         self._looked = now
         serving = [spec for spec in specs if not spec.unload]
         places = [(spec.name, replica) for spec in serving for replica in replicas.get(spec.name, ())]
-        said = dict(zip(places, run_every(self._client, [health.status_of(*place) for place in places]), strict=True))
+        statuses = dict(
+            zip(places, run_every(self._client, [health.status_of(*place) for place in places]), strict=True)
+        )
         causes = {
-            spec.name: given_up({replica: said[spec.name, replica] for replica in replicas.get(spec.name, ())})
+            spec.name: given_up({replica: statuses[spec.name, replica] for replica in replicas.get(spec.name, ())})
             for spec in serving
         }
         self._since = {name: self._since.get(name, now) for name, cause in causes.items() if cause is not None}
@@ -184,8 +178,8 @@ class StrandedRequests:
             missing = spec.least_replicas > len(replicas.get(spec.name, ()))
             if cause is None or (missing and now - self._since[spec.name] < UNPLACED_S):
                 continue
-            why = str(ModelUnavailable(spec.name, "failed", cause))
-            if ended := abandon(self._client, spec.name, why, "finished", MOST_A_LOOK):
+            message = str(ModelUnavailable(spec.name, "failed", cause))
+            if ended := abandon(self._client, spec.name, message, "finished", MOST_A_LOOK):
                 log.error(
                     "requests of a failed model ended",
                     model=spec.name,

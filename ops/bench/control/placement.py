@@ -222,7 +222,7 @@ class RandomFarm:
             began = farm.after(move)
             farm = began.without_old(move).settled()
             for state in (began, began.settled(), farm):
-                self._check(state.held, "host exceeded by a move")
+                self._check(state.by_host, "host exceeded by a move")
         else:
             self._counts["moves for ever"] += 1
         rest = farm.unplaced()

@@ -24,7 +24,7 @@ from control import access
 from control.errors import FurrowError
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, run
-from control.replicas.health import load_of
+from control.replicas.model_overviews import load_of
 from ops.bench.fanout.fanout import api, wait_for_end, wait_for_model
 from ops.bench.fanout.leaders import MODEL
 from ops.bench.hostile import attacks

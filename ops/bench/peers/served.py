@@ -12,7 +12,7 @@ from typing import Any
 from control.errors import FurrowError, ModelUnavailable
 from control.listening import free_port
 from control.operations.spec import build_spec
-from control.replicas import health
+from control.replicas import model_overviews
 from ops.bench.peers.engine import Failed, Setup, Stream, Unavailable
 from ops.bench.peers.hosted import Child
 from ops.bench.peers.weights import of_furrow, of_transformers
@@ -206,7 +206,7 @@ class FurrowFarm:
         """The number of commands in this epoch, each of one forward or several; waits until no more come."""
         assert self._farm is not None
         before = -1
-        while (now := health.overview(self._farm.client, MODEL).replicas[0].seq) != before:
+        while (now := model_overviews.overview(self._farm.client, MODEL).replicas[0].seq) != before:
             before = now
             time.sleep(SETTLED_S)
         return now

@@ -23,10 +23,10 @@ from tokenizers import Tokenizer
 from control.clock import now_ms
 from control.keys import ModelKeys, ReplicaKeys
 from control.messages import GenerationRequest, LogEntry, Sampling
-from control.placement import farm
+from control.placement import membership
 from control.redis.clients import SyncRedis
 from control.redis.connection import read, run, run_every
-from control.replicas import health
+from control.replicas import health, model_overviews
 from control.replicas.health import Formation
 from control.requests import Enqueue, enqueue, read_pages
 from control.settings import keeps_standby
@@ -138,7 +138,7 @@ def strike_agent(scene: Scene, streams: int) -> AgentStrike:
     """Keep `streams` requests under way and kill the agent in the midst of them."""
     client = scene.client
     before = (wait_until_whole(scene.client), _pids(scene.client))
-    [(host, agent)] = farm.agents(client).items()
+    [(host, agent)] = membership.agents(client).items()
     rids = [submit(client, scene.prompt, len(scene.expected)) for _ in range(streams)]
     wait_for_length(client, rids[0], STRIKE_AT)
     os.kill(agent, signal.SIGKILL)
@@ -155,7 +155,7 @@ def strike_agent(scene: Scene, streams: int) -> AgentStrike:
         running = [rid for rid, state in zip(running, states, strict=True) if state != "finished"]
         new = [submit(client, scene.prompt, len(scene.expected)) for _ in range(streams - len(running))]
         rids, running = rids + new, running + new
-        if adopted is None and farm.agents(client).get(host) not in (None, agent):
+        if adopted is None and membership.agents(client).get(host) not in (None, agent):
             adopted = now - struck
         if now - struck > LIMIT_S:
             raise SystemExit(f"the agent was not replaced within {LIMIT_S:.0f} s")
@@ -217,8 +217,8 @@ def wait_until_whole(client: SyncRedis) -> int:
     standby = keeps_standby()
 
     def whole() -> bool:
-        loaded = health.overview(client, DEMO).state == "loaded"
-        return loaded and (not standby or farm.standbys(client) == ["ready"])
+        loaded = model_overviews.overview(client, DEMO).state == "loaded"
+        return loaded and (not standby or membership.standbys(client) == ["ready"])
 
     until(whole, "every rank is ready", LIMIT_S, TICK_S)
     return health.read_epoch(client, DEMO, "r0")

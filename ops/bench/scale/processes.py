@@ -19,7 +19,7 @@ from api.models.models import Models
 from api.settings import ApiSettings
 from control import keys
 from control.messages import Assignment, ModelAssets
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.clients import SyncRedis
@@ -104,7 +104,7 @@ class Agents:
 
     def _beat(self) -> None:
         for host in self._hosts:
-            farm.beat_host(self._client, host, os.getpid(), 1 << 30)
+            membership.beat_host(self._client, host, os.getpid(), 1 << 30)
         run_every(self._client, self._beats)
 
     def _agent(self, url: str, host: Host) -> Agent:
@@ -197,4 +197,4 @@ class ApiProcesses:
         asyncio.run(self._models.look(shared=True))
 
     def _beat(self, name: str) -> None:
-        run_every(self._client, farm.beat_api(name, f"http://{name}", int(time.time())))
+        run_every(self._client, membership.beat_api(name, f"http://{name}", int(time.time())))

@@ -11,7 +11,7 @@ from contextlib import suppress
 import psutil
 
 from control.messages import GenerationRequest, Sampling
-from control.placement import farm
+from control.placement import membership
 from control.redis.connection import run
 from control.requests import Enqueue, cancel, enqueue
 from ops.chaos.errors import NoEffect
@@ -71,7 +71,7 @@ def stop_in_recovery(target: View, random: random.Random) -> str:
 def next_agent(target: Target, pid: int) -> int:
     """The agent after `pid`, once it beats: it has adopted what was there."""
     agent = target.proved(lambda: now if (now := target.agent_pid) != pid else None, "another agent runs")
-    target.proved(lambda: agent in farm.agents(target.client).values(), f"the new agent (pid {agent}) beats")
+    target.proved(lambda: agent in membership.agents(target.client).values(), f"the new agent (pid {agent}) beats")
     return agent
 
 

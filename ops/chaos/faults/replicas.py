@@ -22,7 +22,7 @@ from control.operations import desired
 from control.operations.spec import Scale
 from control.records import catalog
 from control.redis.connection import optional_text, read, run
-from control.replicas import health
+from control.replicas import health, model_overviews
 from control.requests import Enqueue, dead_letters, drop_letter, enqueue
 from ops.chaos.errors import Harm, NoEffect
 from ops.chaos.faults.fault import Fault
@@ -186,7 +186,9 @@ def give_up_the_sole_one(target: Target, folder: Path) -> str:
     catalog.put_spec(target.client, spec)
     clients = ThreadPoolExecutor()
     try:
-        target.until(lambda: health.overview(target.client, SOLE).state == "loaded", f"{SOLE} serves", START_WITHIN_S)
+        target.until(
+            lambda: model_overviews.overview(target.client, SOLE).state == "loaded", f"{SOLE} serves", START_WITHIN_S
+        )
         answers = [clients.submit(answer, target.urls[0], path, body) for path, body in bodies()]
         target.proved(lambda: running(target, SOLE, "r0") == len(answers), f"{SOLE} runs {len(answers)} requests")
         cause = lose(target, SOLE, "r0", folder)

@@ -17,12 +17,13 @@ from control import keys
 from control.errors import RedisUnavailable
 from control.listening import free_port
 from control.messages import ModelSpec
-from control.placement import farm
+from control.placement import membership
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, run
-from control.replicas import health
-from control.replicas.health import Beat, Overview, Poison
+from control.replicas import health, model_overviews
+from control.replicas.health import Beat, Poison
+from control.replicas.model_overviews import Overview
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.system.proxy import Proxy
 from ops.chaos.system.servers import ServerProcess
@@ -116,7 +117,7 @@ class View:
     # --- the state of the farm -------------------------------------------------------------------------------------
 
     def overview(self) -> Overview:
-        return health.overview(self.client, self.spec.name)
+        return model_overviews.overview(self.client, self.spec.name)
 
     def epoch(self) -> int:
         return health.read_epoch(self.client, self.spec.name, self.replica)
@@ -130,7 +131,7 @@ class View:
 
     def standby_state(self) -> str | None:
         """off, starting or ready; None where no host beats."""
-        return next(iter(farm.standbys(self.client)), None)
+        return next(iter(membership.standbys(self.client)), None)
 
     # --- processes --------------------------------------------------------------------------------------------------
 

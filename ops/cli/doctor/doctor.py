@@ -15,8 +15,8 @@ from control.operations.checks.findings import LEVELS, Checks, Finding, Report, 
 from control.operations.checks.hosts import check_hosts
 from control.operations.checks.redis_server import check_key_types, remedy_for_key
 from control.operations.options import NO_FARM, START_OR_NAME, farm_named, redis_option
-from control.placement import farm
-from control.placement.farm import facts_of_all
+from control.placement import farm, membership
+from control.placement.membership import facts_of_all
 from control.redis.clients import SyncRedis
 from control.redis.servers import RoundTrip
 from control.redis.urls import address
@@ -89,8 +89,8 @@ def _check_farm(redis_url: str) -> list[Finding]:
 def _check_hosts_and_models(client: SyncRedis, trip: RoundTrip) -> list[Finding]:
     cards = farm.host_cards(client)
     facts = facts_of_all(client, [card.id for card in cards])
-    apis = farm.api_versions(client)
-    findings = check_hosts(cards, facts, apis, trip.skew_ms, farm.silent_apis(client, apis))
+    apis = membership.api_versions(client)
+    findings = check_hosts(cards, facts, apis, trip.skew_ms, membership.silent_apis(client, apis))
     return [*findings, *check_models(client, cards, facts)]
 
 

@@ -8,13 +8,14 @@ from control.clock import now_ms
 from control.engines import ENGINES
 from control.operations.checks.findings import Checks, Finding
 from control.operations.checks.hosts import check_breaches, check_files
-from control.placement.farm import HostCard, HostFacts
+from control.placement.farm import HostCard
+from control.placement.membership import HostFacts
 from control.records import catalog
 from control.records.api_reports import breaches_of
 from control.records.backend import Backend
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
-from control.replicas import health
+from control.replicas import health, model_overviews
 from control.replicas.memory_deaths import CAUSE
 from control.requests.upkeep.dead import count_letters
 
@@ -25,7 +26,7 @@ WITHIN_MS = 3_600_000
 
 def check_models(client: SyncRedis, cards: Sequence[HostCard], facts: Mapping[str, HostFacts | None]) -> list[Finding]:
     """Raises RedisUnavailable."""
-    overviews = health.overviews(client)
+    overviews = model_overviews.overviews(client)
     if not overviews:
         checks = Checks("models")
         checks.warning("loaded", "no model is loaded", "Run `furrow models load MODEL`.")
@@ -53,7 +54,7 @@ def check_models(client: SyncRedis, cards: Sequence[HostCard], facts: Mapping[st
 
 
 def check_replicas(
-    overview: health.Overview, statuses: Mapping[tuple[str, str], health.Status | None], checks: Checks
+    overview: model_overviews.Overview, statuses: Mapping[tuple[str, str], health.Status | None], checks: Checks
 ) -> None:
     """Every replica that is wanted serves."""
     name = overview.model
@@ -78,7 +79,7 @@ def check_replicas(
             checks.error("replicas", f"{replica.replica} was given up: {replica.detail}", remedy)
         elif replica.state not in ("loaded", "draining", "unloading"):
             remedy = f"Wait; `furrow models list` and `furrow history {name}` show how far it is."
-            if replica.detail == health.NO_WORKER:
+            if replica.detail == model_overviews.NO_WORKER:
                 remedy = "Run `furrow worker` on a host that has free devices."
             if CAUSE in replica.detail:
                 remedy = (
@@ -99,13 +100,13 @@ def memory_remedy(model: str) -> str:
     )
 
 
-def backends_of(overview: health.Overview) -> dict[str, Backend]:
+def backends_of(overview: model_overviews.Overview) -> dict[str, Backend]:
     """The backends of the replicas that have loaded the model's present revision, by the replica's name."""
     current = (one for one in overview.replicas if one.revision == overview.revision)
     return {one.replica: one.backend for one in current if one.backend is not None}
 
 
-def check_weights(overview: health.Overview, checks: Checks) -> None:
+def check_weights(overview: model_overviews.Overview, checks: Checks) -> None:
     """The replicas of one revision loaded the same weights."""
     backends = backends_of(overview)
     if len({backend.weights for backend in backends.values()}) > 1:
@@ -121,7 +122,7 @@ def check_weights(overview: health.Overview, checks: Checks) -> None:
         checks.error("weights", message, remedy)
 
 
-def check_backends(overview: health.Overview, checks: Checks) -> None:
+def check_backends(overview: model_overviews.Overview, checks: Checks) -> None:
     """The kernels that the replicas chose are the same."""
     kinds = {(tuple(one.kernels), one.collective, one.dtype): name for name, one in backends_of(overview).items()}
     words = {
@@ -142,7 +143,7 @@ def check_backends(overview: health.Overview, checks: Checks) -> None:
         checks.ok("kernels", *words.values())
 
 
-def check_engine_versions(engine: str, overview: health.Overview, checks: Checks) -> None:
+def check_engine_versions(engine: str, overview: model_overviews.Overview, checks: Checks) -> None:
     """The external engines of the replicas are of a version that was run under Furrow."""
     external = ENGINES.get(engine)
     if external is None:
@@ -164,7 +165,7 @@ def check_engine_versions(engine: str, overview: health.Overview, checks: Checks
 
 
 def check_faults(
-    overview: health.Overview, faults: Mapping[tuple[str, str], list[health.Poison]], checks: Checks
+    overview: model_overviews.Overview, faults: Mapping[tuple[str, str], list[health.Poison]], checks: Checks
 ) -> None:
     """Replicas that fail again and again, though each failure is repaired."""
     since = now_ms() - WITHIN_MS

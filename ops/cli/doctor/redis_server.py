@@ -22,8 +22,9 @@ from control.listening import is_loopback
 from control.operations.checks.findings import Checks, Finding
 from control.operations.checks.redis_server import REFUSED_WRITES, Info, check_info, check_mode, check_round_trip
 from control.redis.clients import SyncRedis, credentials_of
+from control.redis.cluster import Cluster, servers_of
 from control.redis.connection import connect, lacks_right, read, run
-from control.redis.routing import ABSENT, Cluster, servers_of
+from control.redis.pipeline import ABSENT
 from control.redis.servers import RoundTrip, measure_round_trip
 from control.redis.urls import address, endpoint
 

@@ -17,7 +17,7 @@ from control.messages import ModelSpec
 from control.operations import desired
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.replicas import health
+from control.replicas import model_overviews
 from ops.cli.progress import Stage, Waiting, stage_here, stage_of
 from ops.cli.run.answer import Answer, message_of
 from ops.cli.run.conversation import Conversation
@@ -172,7 +172,7 @@ class RedisFarm:
         """The progress of the load; None once the model is served. Raises ModelUnavailable for one that failed, and
         FurrowError for one that was unloaded. Redis is waited for, as Silence has it."""
         try:
-            overview = health.overview(self._client, model)
+            overview = model_overviews.overview(self._client, model)
         except RedisUnavailable as error:
             self._silence.bear(error)
             return Stage(f"{model}: Redis is waited for: {error}")
@@ -247,7 +247,7 @@ class HttpFarm:
             return None
         try:
             overviews = msgspec.convert(
-                self._api.ask("GET", "/farm/models")["data"], list[health.Overview], strict=False
+                self._api.ask("GET", "/farm/models")["data"], list[model_overviews.Overview], strict=False
             )
         except (ApiRefused, msgspec.ValidationError, KeyError):
             self._operator = False

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from control.errors import FurrowError
 from control.messages import Assignment, ModelSpec
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.clients import SyncRedis
@@ -145,7 +145,7 @@ class ScriptedFarm:
         """Add a host; one that is not alive beat once, long ago. `memory`: bytes that its CPU ranks may have."""
         with self._lock:
             host = Host(name, devices, memory=memory)
-            farm.beat_host(self.client, host, pid=77, memory_bytes=64 << 30)
+            membership.beat_host(self.client, host, pid=77, memory_bytes=64 << 30)
             if alive:
                 self.hosts[name] = host
             else:
@@ -177,7 +177,7 @@ class ScriptedFarm:
             with self._lock:
                 for host in self.hosts.values():
                     with suppress(FurrowError):
-                        farm.beat_host(self.client, host, pid=77, memory_bytes=64 << 30)
+                        membership.beat_host(self.client, host, pid=77, memory_bytes=64 << 30)
                 for replica in self.replicas:
                     try:
                         replica.tick(self.client)
@@ -196,7 +196,7 @@ def populate(scripted: ScriptedFarm) -> None:
 def trouble(scripted: ScriptedFarm) -> None:
     """A farm in trouble: a failed, a poisoned, a loading model, a slow rank, a lost host."""
     scripted.host("gamma", "cuda:0", alive=False)
-    farm.drain(scripted.client, "beta")
+    membership.drain(scripted.client, "beta")
     cause = "rank 1 ended with status 3: CUDA out of memory. Tried to allocate 2.31 GiB; use a smaller kv_tokens."
     scripted.add(ScriptedReplica(ModelSpec(name="org/too-large", source="org/too-large", tp=2), "beta", failure=cause))
     slow = ModelSpec(name="slow-8b", source="/models/slow-8b", tp=2, devices=["cpu", "cpu"], quant="int8")

@@ -18,7 +18,7 @@ import httpx
 from control import access, requests
 from control.clock import now_ms
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
-from control.placement.farm import FilesHere, HostFacts, Space, put_facts
+from control.placement.membership import FilesHere, HostFacts, Space, put_facts
 from control.records import catalog
 from control.redis.connection import run
 from control.replicas import health

@@ -13,7 +13,7 @@ from control.clock import now_ms
 from control.messages import ModelSpec
 from control.operations import desired
 from control.operations.plots import FARM, PlotSample, Point, keep
-from control.placement import farm
+from control.placement import farm, membership
 from control.records import catalog
 from control.records.api_reports import EndedRequest, note
 from control.redis.connection import run_every
@@ -62,10 +62,10 @@ def test_the_farm_is_shown_and_every_finding_has_its_act(visit: Visit, scripted:
     page.get_by_role("link", name="tiny is paused").wait_for()
     press(page, "Resume")
     until(lambda: not scripted.spec("tiny").paused)
-    farm.drain(scripted.client, "beta")
+    membership.drain(scripted.client, "beta")
     page.get_by_role("link", name="beta is drained").wait_for()
     press(page, "Take back")
-    until(lambda: "beta" not in farm.drained_hosts(scripted.client))
+    until(lambda: "beta" not in membership.drained_hosts(scripted.client))
     failing = ScriptedReplica(ModelSpec(name="org/ill", source="org/ill"), "beta", failure="CUDA out of memory")
     scripted.add(failing)
     try:
@@ -179,13 +179,13 @@ def test_a_host_is_drained_and_taken_back(visit: Visit, scripted: ScriptedFarm) 
     page.get_by_role("table", name="Ranks").get_by_text("cuda:3").wait_for()
     press(page, "Drain…")
     confirm(page, "Cancel")
-    assert farm.drained_hosts(scripted.client) == set()
+    assert membership.drained_hosts(scripted.client) == set()
     press(page, "Drain…")
     confirm(page, "Drain host")
-    until(lambda: farm.drained_hosts(scripted.client) == {"alpha"})
+    until(lambda: membership.drained_hosts(scripted.client) == {"alpha"})
     page.get_by_text("drained", exact=True).wait_for()
     press(page, "Take back")
-    until(lambda: farm.drained_hosts(scripted.client) == set())
+    until(lambda: membership.drained_hosts(scripted.client) == set())
 
 
 def test_a_script_in_a_name_is_text(visit: Visit, scripted: ScriptedFarm) -> None:

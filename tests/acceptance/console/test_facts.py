@@ -10,7 +10,7 @@ import pytest
 from control import keys
 from control.messages import Assignment, ModelSpec
 from control.placement import farm
-from control.placement.farm import DeviceSpace, HostFacts, Machine, Space, put_facts
+from control.placement.membership import DeviceSpace, HostFacts, Machine, Space, put_facts
 from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Host
 from control.records import catalog

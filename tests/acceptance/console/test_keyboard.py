@@ -11,7 +11,7 @@ from control import access, requests
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, ModelSpec, Sampling
 from control.operations import desired
-from control.placement import farm
+from control.placement import membership
 from control.records import catalog
 from control.redis.connection import run
 from control.replicas.lease import Lease, acquire
@@ -166,12 +166,12 @@ def test_a_host_is_drained_and_taken_back(visit: Visit, scripted: ScriptedFarm) 
     keys = Keys(page)
     keys.to("Drain…").press("Space").press("Enter")  # Cancel has the focus first
     until(lambda: keys.at == "Drain…")
-    assert farm.drained_hosts(scripted.client) == set()
+    assert membership.drained_hosts(scripted.client) == set()
     keys.press("Enter").to("Drain host").press("Enter")
-    until(lambda: farm.drained_hosts(scripted.client) == {"alpha"})
+    until(lambda: membership.drained_hosts(scripted.client) == {"alpha"})
     keys.settles_at("Take back")
     keys.press("Enter")
-    until(lambda: farm.drained_hosts(scripted.client) == set())
+    until(lambda: membership.drained_hosts(scripted.client) == set())
 
 
 def test_requests_are_filtered_and_cancelled(visit: Visit, scripted: ScriptedFarm) -> None:

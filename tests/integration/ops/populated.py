@@ -10,8 +10,8 @@ from api.settings import ApiSettings
 from control import access, constants, keys, requests
 from control.commands import Ping, Pong
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling, encode
-from control.placement import farm
-from control.placement.farm import FilesHere, HostFacts, Space, put_facts
+from control.placement import farm, membership
+from control.placement.membership import FilesHere, HostFacts, Space, put_facts
 from control.placement.placement import Host
 from control.records import catalog
 from control.records.responses import Quota, StoredResponse, keep_response, watch_response
@@ -61,7 +61,7 @@ def populate(client: SyncRedis, url: str) -> Populated:
     """One model, two replicas of which r1 is poisoned, a host, an API process, and requests in every state."""
     spec = ModelSpec(name=MODEL, source="somewhere/demo", tp=2, replicas=2, devices=["cpu", "cpu"])
     catalog.put_spec(client, spec)
-    farm.beat_host(client, Host(HOST, ("cuda:0",)), pid=99, memory_bytes=2**30)
+    membership.beat_host(client, Host(HOST, ("cuda:0",)), pid=99, memory_bytes=2**30)
     run(client, put_facts(HOST, FACTS))
     assert run(client, farm.hold_placement(HOST))
     farm.assign(client, HOST, Assignment(spec=spec, replica="r0", ranks=[0, 1], devices=["cpu", "cpu"]))

@@ -21,7 +21,7 @@ from control.commands import (
     Ping,
     Pong,
     Reply,
-    Shutdown,
+    ShutdownRank,
     decode_command,
 )
 from control.errors import EpochOver
@@ -47,7 +47,7 @@ def well(rank: int, world_size: int, command: AnyCommand) -> Reply:
             return LoadDenseShardOk(**head, kv_tokens=1000 - rank, weight_bytes=1)
         case GenerateStep():
             return GenerateStepOk(**head, checksum=command.seq)
-        case Shutdown():
+        case ShutdownRank():
             return Bye(**head)
     raise AssertionError(f"no script for {command}")
 

@@ -12,7 +12,8 @@ from control import keys
 from control.operations.plots import FARM, KEPT_MS, PlotSample, Point, counts_of, keep, sample
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect_async, hardened, run_every
-from control.replicas.health import Beat, Overview, ReplicaOverview
+from control.replicas.health import Beat
+from control.replicas.model_overviews import Overview, ReplicaOverview
 from tests.integration.api.conftest import ApiProcess
 from tests.servers import Server
 

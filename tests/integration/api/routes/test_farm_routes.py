@@ -11,8 +11,8 @@ import msgspec
 
 from control import access
 from control.messages import Assignment, ModelSpec
-from control.placement import farm
-from control.placement.farm import Space, put_facts
+from control.placement import farm, membership
+from control.placement.membership import Space, put_facts
 from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Host
 from control.records import catalog
@@ -79,7 +79,7 @@ def test_open_to_all_is_not_open_to_operate(
 
 def test_the_farm_at_one_look(operator: httpx.Client, leader: ScriptedLeader, redis_client: SyncRedis) -> None:
     """Models with their replicas, hosts with what they were given, API processes, keys."""
-    farm.beat_host(redis_client, Host("alpha", ("cuda:0",)), pid=1, memory_bytes=1)
+    membership.beat_host(redis_client, Host("alpha", ("cuda:0",)), pid=1, memory_bytes=1)
     body = operator.get("/farm").json()
     assert [(model["model"], model["state"]) for model in body["models"]] == [("tiny", "loaded")]
     assert body["models"][0]["replicas"][0]["beats"][0]["phase"] == "ready"
@@ -93,7 +93,7 @@ def test_the_farm_at_one_look(operator: httpx.Client, leader: ScriptedLeader, re
 def test_hosts_have_their_facts_and_what_is_wrong(operator: httpx.Client, redis_client: SyncRedis) -> None:
     """As `furrow doctor` judges it, with the remedy, also in `GET /farm`; a host can be asked for alone."""
     for name in ("known", "other"):
-        farm.beat_host(redis_client, Host(name), pid=1, memory_bytes=1)
+        membership.beat_host(redis_client, Host(name), pid=1, memory_bytes=1)
     wrong = msgspec.structs.replace(FACTS, models=Space(path="/models", total=2**40, free=2**20), kernels_off=["x: y"])
     run(redis_client, put_facts("known", wrong))
     [known] = operator.get("/farm/hosts", params={"host": "known"}).json()["data"]
@@ -112,8 +112,8 @@ def test_hosts_have_their_memory_and_models_their_need(operator: httpx.Client, r
     """What ranks may have, what replicas were given of it and what is left; a need that is unknown is empty."""
     spec = ModelSpec(name="sized", source="/m", tp=2)
     catalog.put_spec(redis_client, spec)
-    farm.beat_host(redis_client, Host("planned", memory=8 << 30), pid=1, memory_bytes=7 << 30)
-    farm.beat_host(redis_client, Host("unplanned"), pid=1, memory_bytes=3 << 30)
+    membership.beat_host(redis_client, Host("planned", memory=8 << 30), pid=1, memory_bytes=7 << 30)
+    membership.beat_host(redis_client, Host("unplanned"), pid=1, memory_bytes=3 << 30)
     assert operator.get("/farm/models/memory", params={"model": "sized"}).json()["ranks"] == []
     rank = RankNeed(weights=1 << 30, kv=0, step=0, process=0, bytes_per_token=1 << 18)
     run(redis_client, farm.put_need("sized", ModelNeed(revision=1, context=4096, ranks=[rank, rank])))
@@ -259,13 +259,13 @@ def test_usage_needs_a_key_and_a_bound(http: httpx.Client, operator: httpx.Clien
 
 def test_hosts_and_replicas_drain(operator: httpx.Client, redis_client: SyncRedis) -> None:
     """The wanted state of hosts is in Redis afterwards; unknown hosts are named."""
-    farm.beat_host(redis_client, Host("beta"), pid=1, memory_bytes=1)
+    membership.beat_host(redis_client, Host("beta"), pid=1, memory_bytes=1)
     spec = ModelSpec(name="moving", source="s")
     farm.assign(redis_client, "beta", Assignment(spec=spec, replica="r0", ranks=[0], devices=["cpu"]))
     assert operator.post("/farm/hosts/drain", json={"host": "beta"}).status_code == 200
-    assert farm.drained_hosts(redis_client) == {"beta"}
+    assert membership.drained_hosts(redis_client) == {"beta"}
     assert operator.post("/farm/hosts/drain", json={"host": "beta", "undo": True}).status_code == 200
-    assert farm.drained_hosts(redis_client) == set()
+    assert membership.drained_hosts(redis_client) == set()
     assert operator.post("/farm/hosts/drain", json={"host": "nowhere"}).json()["error"]["param"] == "host"
     assert operator.post("/farm/replicas/drain", json={"model": "moving", "replica": "r0"}).status_code == 200
     assert [one.withdrawn for one in farm.assignments(redis_client, "beta")] == [True]
@@ -279,18 +279,18 @@ def test_a_host_is_forgotten_once_it_is_away_and_empty(operator: httpx.Client, r
         return operator.post("/farm/hosts/forget", json={"host": "lost"})
 
     assert forget().status_code == 400 and "is unknown" in forget().text
-    farm.beat_host(redis_client, Host("lost"), pid=1, memory_bytes=1)
+    membership.beat_host(redis_client, Host("lost"), pid=1, memory_bytes=1)
     redis_client.persist("furrow:host:lost")  # as that of an agent of an older version that died at once
     assignment = Assignment(spec=ModelSpec(name="held", source="s"), replica="r0", ranks=[0], devices=["cpu"])
     farm.assign(redis_client, "lost", assignment)
     assert "has replicas: held:r0" in forget().text
     farm.remove_assignment(redis_client, "lost", "held", "r0")
-    farm.drain(redis_client, "lost")
+    membership.drain(redis_client, "lost")
     redis_client.pexpire("furrow:host:lost", 60_000)
     assert forget().status_code == 400 and "is alive" in forget().text
     redis_client.persist("furrow:host:lost")
     assert forget().status_code == 200
-    assert "lost" not in farm.known_hosts(redis_client) and "lost" not in farm.drained_hosts(redis_client)
+    assert "lost" not in membership.known_hosts(redis_client) and "lost" not in membership.drained_hosts(redis_client)
     assert not redis_client.keys("furrow:*:lost")
     hosts = {host["id"]: host["replicas"] for host in operator.get("/farm/hosts").json()["data"]}
     assert hosts["beta"] == ["moving:r0"]

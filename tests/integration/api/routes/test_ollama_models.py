@@ -213,7 +213,7 @@ def test_a_model_is_unloaded_by_openai_s_route(
 ) -> None:
     """As by /api/delete, for an operator; names may have slashes."""
     catalog.put_spec(redis_client, ModelSpec(name="org/other", source="script"))
-    catalog.know(redis_client, "org/other")
+    catalog.enter_name(redis_client, "org/other")
     until(lambda: operator.get("/v1/models/org/other").status_code == 200, 40)
     answer = operator.delete("/v1/models/org/other")
     assert answer.json() == {"id": "org/other", "object": "model", "deleted": True}

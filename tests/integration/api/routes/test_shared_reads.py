@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from control.placement import farm
+from control.placement import membership
 from control.placement.placement import Host
 from control.redis.clients import SyncRedis
 from tests.integration.api.conftest import ApiProcess
@@ -61,7 +61,7 @@ def test_fifty_pages_cost_what_one_does(
 
 def test_an_act_is_seen_by_the_next_read(operator: httpx.Client, guarded: ApiProcess, redis_client: SyncRedis) -> None:
     """Although the answer of a moment ago is still young; a change that came another way is seen a second later."""
-    farm.beat_host(redis_client, Host("steady"), pid=1, memory_bytes=1)
+    membership.beat_host(redis_client, Host("steady"), pid=1, memory_bytes=1)
     headers = {"authorization": operator.headers["authorization"]}
 
     def drained() -> bool:
@@ -73,7 +73,7 @@ def test_an_act_is_seen_by_the_next_read(operator: httpx.Client, guarded: ApiPro
         assert drained() is undo
         assert httpx.post(f"{guarded.url}/farm/hosts/drain", json=body, headers=headers).status_code == 200
         assert drained() is not undo
-    farm.drain(redis_client, "steady")
+    membership.drain(redis_client, "steady")
     until = time.monotonic() + 5
     while not drained():
         assert time.monotonic() < until

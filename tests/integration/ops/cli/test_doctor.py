@@ -18,9 +18,12 @@ from click.testing import CliRunner
 
 from api.models.farm import read_farm
 from control.keys import ReplicaKeys
-from control.operations.checks.findings import Finding
-from control.placement import farm
-from control.placement.farm import FilesHere, facts_of, put_facts
+from control.messages import ModelSpec
+from control.operations.checks.findings import Checks, Finding
+from control.operations.checks.hosts import check_files
+from control.placement import farm, membership
+from control.placement.farm import HostCard
+from control.placement.membership import FilesHere, facts_of, put_facts
 from control.placement.placement import Host
 from control.records import catalog
 from control.records.backend import Backend, put_backend
@@ -106,7 +109,7 @@ def test_files_that_differ_between_hosts(populated: Populated, new_server: Serve
         return [one.level for one in read_farm(client).findings if one.check == "files"]
 
     def beta(**files: str) -> None:
-        farm.beat_host(client, Host("beta", ()), pid=1, memory_bytes=1)
+        membership.beat_host(client, Host("beta", ()), pid=1, memory_bytes=1)
         run(client, put_facts("beta", msgspec.structs.replace(FACTS, files={MODEL: FilesHere(**files)})))
         client.persist("furrow:host:beta")
 
@@ -123,6 +126,23 @@ def test_files_that_differ_between_hosts(populated: Populated, new_server: Serve
     assert "files" not in findings(new_server, "models") and not shown()  # the replica's reason says it already
     beta(fingerprint=FACTS.files[MODEL].fingerprint)
     assert "files" not in findings(new_server, "models")
+
+
+def test_files_are_compared_on_hosts_of_the_newest_version() -> None:
+    """Versions are compared by their numbers: 0.10 is newer than 0.9."""
+    versions = {"old": ("0.9.0+a", "former"), "first": ("0.10.0+b", "one"), "second": ("0.10.0+b", "two")}
+    cards = [
+        HostCard(id=name, alive=True, drained=False, version=None, devices=[], engines=[], replicas=[])
+        for name in versions
+    ]
+    facts = {
+        name: msgspec.structs.replace(FACTS, version=version, files={MODEL: FilesHere(fingerprint=fingerprint)})
+        for name, (version, fingerprint) in versions.items()
+    }
+    checks = Checks("models", MODEL)
+    check_files(ModelSpec(name=MODEL, source="somewhere/demo"), cards, facts, checks, set())
+    [finding] = checks.findings
+    assert finding.level == "warning" and "(one: first; two: second)" in finding.message
 
 
 def test_replicas_that_compute_differently(populated: Populated, new_server: Server) -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from control import access, requests
 from control.messages import GenerationRequest, ModelSpec, Sampling
-from control.placement import farm
+from control.placement import membership
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.connection import connect, run
@@ -127,7 +127,7 @@ def make_hostile(populated: Populated) -> dict[str, str]:
     catalog.put_spec(client, ModelSpec(name=NAME, source=EVIL))
     health.write_status(client, NAME, "r0", "failed", EVIL, host=EVIL)
     health.write_status(client, MODEL, "r0", "running", EVIL, host=EVIL)
-    farm.beat_host(client, Host(EVIL, (EVIL,)), pid=1, memory_bytes=1)
+    membership.beat_host(client, Host(EVIL, (EVIL,)), pid=1, memory_bytes=1)
     beat = health.Beat(
         epoch=lease.epoch, seq=1, oldest_pending_ms=0, device=EVIL, memory_bytes=1, phase=EVIL, pid=7, host=EVIL
     )

@@ -15,14 +15,14 @@ from control import keys
 from control.errors import ModelUnavailable, SettingsError
 from control.messages import Assignment, ModelSpec
 from control.operations import rebalance as operation
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, run
-from control.replicas import health
-from control.replicas.health import ReplicaOverview, ReplicaState
+from control.replicas import model_overviews
+from control.replicas.model_overviews import ReplicaOverview, ReplicaState
 from ops.cli.hosts import rebalance
 from tests.servers import Server
 from tests.waiting import until
@@ -41,7 +41,7 @@ def client(new_server: Server) -> Iterator[SyncRedis]:
             rank = RankNeed(weights=size * GIB, kv=0, step=0, process=0)
             run(client, farm.put_need(name, ModelNeed(revision=1, context=8, ranks=[rank])))
         for host, size in (("a", 4), ("b", 2)):
-            farm.beat_host(client, Host(host, memory=size * GIB), 1, 1)
+            membership.beat_host(client, Host(host, memory=size * GIB), 1, 1)
         spec = catalog.get_spec(client, "small")
         assert spec is not None
         farm.assign(client, "a", Assignment(spec=spec, replica="r0", ranks=[0], devices=["cpu"], memory=[GIB]))
@@ -60,10 +60,10 @@ def held(client: SyncRedis, host: str) -> list[tuple[str, str, bool]]:
 
 def says(monkeypatch: pytest.MonkeyPatch, client: SyncRedis, state: ReplicaState) -> None:
     """The hosts and the agent that plans carry a move out at once, and the successor is in this state."""
-    overview = health.overview(client, "small")
+    overview = model_overviews.overview(client, "small")
     replica = ReplicaOverview("r1", 1, state, "why", "b", ["cpu"], 1, 0, [])
 
-    def looked_at(client: SyncRedis, model: str) -> health.Overview:
+    def looked_at(client: SyncRedis, model: str) -> model_overviews.Overview:
         farm.remove_assignment(client, "a", "small", "r0")
         large = catalog.get_spec(client, "large")
         assert large is not None
@@ -71,7 +71,7 @@ def says(monkeypatch: pytest.MonkeyPatch, client: SyncRedis, state: ReplicaState
         farm.assign(client, "a", assigned)
         return replace(overview, replicas=[replica])
 
-    monkeypatch.setattr(health, "overview", looked_at)
+    monkeypatch.setattr(model_overviews, "overview", looked_at)
 
 
 def test_a_dry_run_moves_nothing(client: SyncRedis, new_server: Server) -> None:

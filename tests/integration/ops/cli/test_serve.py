@@ -16,11 +16,11 @@ from api.options import api_options, take_api_arguments
 from api.settings import ApiSettings
 from control.errors import RedisUnavailable, SettingsError
 from control.messages import Assignment, ModelSpec
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.connection import connect
-from control.replicas import health
+from control.replicas import model_overviews
 from ops.cli import serving
 from ops.cli.serve import build_specs, serve
 from ops.cli.serving import desire
@@ -34,7 +34,7 @@ def test_only_what_is_served_now_is_started(new_server: Server) -> None:
     """On a private server an earlier model goes with its assignments; on a shared one it is somebody else's."""
     with closing(connect(new_server.url)) as client:
         client.flushall()
-        farm.beat_host(client, Host("one", ("cpu",)), 1, 1)
+        membership.beat_host(client, Host("one", ("cpu",)), 1, 1)
         for spec in (OLD, NEW):
             catalog.put_spec(client, spec)
             farm.assign(client, "one", Assignment(spec=spec, replica="r0", ranks=[0], devices=["cpu"]))
@@ -49,7 +49,7 @@ def test_a_redis_that_does_not_answer_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A pause of Redis during the load ends neither the command nor, with it, the farm."""
-    loaded = health.Overview(
+    loaded = model_overviews.Overview(
         model="new",
         state="loaded",
         detail="",
@@ -62,7 +62,7 @@ def test_a_redis_that_does_not_answer_is_waited_for(
     )
     answers = iter([RedisUnavailable("timeout"), loaded])
 
-    def overview(_client: object, _model: str) -> health.Overview:
+    def overview(_client: object, _model: str) -> model_overviews.Overview:
         answer = next(answers)
         if isinstance(answer, Exception):
             raise answer
@@ -79,7 +79,7 @@ def test_a_redis_that_does_not_answer_is_waited_for(
 
     supervisor: Any = Tended()
     stopping: Any = False
-    monkeypatch.setattr(health, "overview", overview)
+    monkeypatch.setattr(model_overviews, "overview", overview)
     monkeypatch.setattr(serving, "is_ready", is_ready)
     monkeypatch.setattr(serving, "TICK_S", 0.0)
     client: Any = None

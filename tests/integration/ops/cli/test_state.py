@@ -18,14 +18,14 @@ from control import requests as control_requests
 from control.clock import now_ms
 from control.errors import ModelNotFound, RequestNotFound, SettingsError
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling
-from control.placement import farm
-from control.placement.farm import DeviceSpace, put_facts
+from control.placement import farm, membership
+from control.placement.membership import DeviceSpace, put_facts
 from control.placement.need import DeviceRoom
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, run
-from control.replicas import health
+from control.replicas import health, model_overviews
 from control.replicas.lease import Lease, acquire
 from control.requests import Emission, Enqueue
 from ops.cli.hosts import drain, hosts
@@ -152,14 +152,14 @@ def test_a_request_s_life_goes_over_epochs_and_replicas(scene: Scene) -> None:
 def test_hosts(scene: Scene) -> None:
     """Those that beat, those that are drained, and those that were seen once."""
     assert scene.ask(hosts).output.startswith("No hosts.")
-    farm.beat_host(scene.client, Host("alpha", ("cuda:0",)), pid=1, memory_bytes=1)
-    farm.beat_host(scene.client, Host("beta", ()), pid=1, memory_bytes=1)
+    membership.beat_host(scene.client, Host("alpha", ("cuda:0",)), pid=1, memory_bytes=1)
+    membership.beat_host(scene.client, Host("beta", ()), pid=1, memory_bytes=1)
     farm.assign(
         scene.client,
         "alpha",
         Assignment(spec=ModelSpec(name=MODEL, source="/x"), replica="r0", ranks=[0], devices=["cpu"]),
     )
-    farm.drain(scene.client, "beta")
+    membership.drain(scene.client, "beta")
     scene.client.pexpire("furrow:host:alpha", 60_000)
     scene.client.delete("furrow:host:beta")
     rows_by_id = {one["id"]: one for one in scene.json(hosts)}
@@ -173,7 +173,7 @@ def test_hosts(scene: Scene) -> None:
     with pytest.raises(SettingsError, match="is alive; stop its worker first"):
         CliRunner().invoke(drain, ["alpha", "--forget", "--redis", scene.url], catch_exceptions=False)
     assert "beta: forgotten." in scene.ask(drain, "beta", "--forget").output
-    assert [one["id"] for one in scene.json(hosts)] == ["alpha"] and not farm.drained_hosts(scene.client)
+    assert [one["id"] for one in scene.json(hosts)] == ["alpha"] and not membership.drained_hosts(scene.client)
 
 
 def test_a_plan_has_the_free_memory_of_the_farms_hosts(scene: Scene) -> None:
@@ -181,17 +181,17 @@ def test_a_plan_has_the_free_memory_of_the_farms_hosts(scene: Scene) -> None:
     scene.client.delete(keys.host("alpha"))
     with pytest.raises(SettingsError, match="no worker is alive"):
         free_memory(scene.url)
-    farm.beat_host(scene.client, Host("alpha"), 5, 300 << 20)
-    farm.beat_host(scene.client, Host("beta"), 6, 2 << 30)
+    membership.beat_host(scene.client, Host("alpha"), 5, 300 << 20)
+    membership.beat_host(scene.client, Host("beta"), 6, 2 << 30)
     assert free_memory(scene.url) == [DeviceRoom("alpha", 300 << 20), DeviceRoom("beta", 2 << 30)]
     assignment = Assignment(spec=ModelSpec(name="n", source="/n"), replica="r0", ranks=[0], devices=["cpu"])
-    farm.beat_host(scene.client, Host("gamma", memory=1 << 30), 7, 8 << 30)
+    membership.beat_host(scene.client, Host("gamma", memory=1 << 30), 7, 8 << 30)
     farm.assign(scene.client, "gamma", msgspec.structs.replace(assignment, memory=[1 << 29]))
     assert free_memory(scene.url)[2] == DeviceRoom("gamma", 1 << 29)
     gpus = Host(
         "gamma", ("cuda:0", "cuda:1"), memory=1 << 30, device_memory=dict.fromkeys(("cuda:0", "cuda:1"), 8 << 30)
     )
-    farm.beat_host(scene.client, gpus, 7, 8 << 30)
+    membership.beat_host(scene.client, gpus, 7, 8 << 30)
     shared = msgspec.structs.replace(assignment, devices=["cuda:0"], memory=[0], device_memory=[3 << 30])
     farm.assign(scene.client, "gamma", shared)
     unknown = msgspec.structs.replace(assignment, replica="r1", devices=["cuda:1"], memory=[])
@@ -248,7 +248,7 @@ def test_rates_are_those_between_two_readings(scene: Scene, monkeypatch: pytest.
     rates = Rates()
 
     def read(kv: Callable[[], dict[str, int]] = dict) -> Any:
-        [row] = rates.rows(health.overviews(scene.client), {MODEL: 200})
+        [row] = rates.rows(model_overviews.overviews(scene.client), {MODEL: 200})
         clock[0] += 2.0
         return row.replicas[0]
 
@@ -269,7 +269,7 @@ def test_the_slow_rank_is_marked(scene: Scene) -> None:
     def slow(progress: tuple[int, int], pending_ms: int = 4_000) -> list[int]:
         for rank in (0, 1):
             scene.beat(rank=rank, oldest_pending_ms=pending_ms, progress=progress[rank])
-        [row] = rates.rows(health.overviews(scene.client), {})
+        [row] = rates.rows(model_overviews.overviews(scene.client), {})
         return [rank.rank for rank in row.replicas[0].ranks if rank.slow]
 
     assert slow((1, 1)) == []
@@ -279,6 +279,6 @@ def test_the_slow_rank_is_marked(scene: Scene) -> None:
     assert slow((2, 9), pending_ms=100) == []
     for rank in (0, 1):
         scene.beat(rank=rank, forward_ms=4_000, waited_ms=3_000 * rank)
-    [row] = rates.rows(health.overviews(scene.client), {})
+    [row] = rates.rows(model_overviews.overviews(scene.client), {})
     assert [rank.slow for rank in row.replicas[0].ranks] == [True, False]
     assert "0:cpu:5 slow" in scene.ask(top, "--once").output

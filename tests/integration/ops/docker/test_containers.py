@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from control import keys
-from control.placement import farm
+from control.placement import membership
 from control.placement.placement import Host
 from control.redis.connection import connect
 from control.redis.servers import wait_until_ready
@@ -98,7 +98,7 @@ def test_health_of_a_worker(redis_of_compose: Server) -> None:
     environment = {"REDIS_URL": redis_of_compose.url, "FURROW_REDIS_URL": "", "FURROW_HOST_ID": "beta"}
     ill = check("ops.docker.worker_healthy", **environment)
     assert (ill.returncode, ill.stderr) == (1, "the agent of host beta does not beat\n")
-    farm.beat_host(client, Host("beta"), pid=1, memory_bytes=1)
+    membership.beat_host(client, Host("beta"), pid=1, memory_bytes=1)
     client.pexpire(keys.host("beta"), 60_000)
     well = check("ops.docker.worker_healthy", **environment)
     assert (well.returncode, well.stderr) == (0, "")

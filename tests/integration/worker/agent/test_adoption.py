@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from control.messages import Assignment, ModelSpec
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement.placement import Host as FarmHost
 from control.records import catalog
 from control.replicas import health
@@ -217,8 +217,8 @@ def test_a_replica_whose_ranks_live_stays_on_a_host_without_an_agent(redis: Repl
     catalog.put_spec(redis.client, spec)
     spec = catalog.get_spec(redis.client, MODEL) or spec
     assignment = Assignment(spec=spec, replica=REPLICA, ranks=ranks, devices=["cpu"] * len(ranks))
-    farm.beat_host(redis.client, FarmHost("away"), 1, 1)
-    farm.beat_host(redis.client, FarmHost("other"), 2, 1)
+    membership.beat_host(redis.client, FarmHost("away"), 1, 1)
+    membership.beat_host(redis.client, FarmHost("other"), 2, 1)
     farm.assign(redis.client, "away", assignment)
     redis.client.delete("furrow:host:away")
     redis.client.persist("furrow:host:other")

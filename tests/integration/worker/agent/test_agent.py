@@ -15,10 +15,10 @@ from control.errors import FurrowError
 from control.keys import ModelKeys
 from control.messages import Assignment, GenerationRequest, ModelSpec, Sampling
 from control.operations import desired
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement.placement import Host
 from control.records import catalog
-from control.replicas import health, lease
+from control.replicas import health, lease, model_overviews
 from control.requests import Enqueue
 from tests.integration.worker.agent.agent_scene import HOST, AgentScene
 from tests.integration.worker.conftest import MODEL, REPLICA
@@ -113,7 +113,7 @@ def test_a_kill_for_lack_of_memory_is_named(scene: AgentScene, tmp_path: Path) -
     scene.process(1).kill()
     poison = until(lambda: health.read_poison(scene.redis.client, MODEL, REPLICA), 40.0)
     assert poison.message == f"rank 1 (pid {pid}) killed by SIGKILL: {OUT_OF_MEMORY}" and "--kv-tokens" in OUT_OF_MEMORY
-    until(lambda: "lack of memory" in health.overview(scene.redis.client, MODEL).detail, 40.0)
+    until(lambda: "lack of memory" in model_overviews.overview(scene.redis.client, MODEL).detail, 40.0)
 
 
 def test_another_leader_s_lock_is_left_alone(scene: AgentScene) -> None:
@@ -137,7 +137,7 @@ def test_a_rank_that_keeps_failing_is_given_up_with_its_last_cause(scene: AgentS
     assert "rank 1" in detail and "could not load" in detail and "3 times" in detail
     assert len(scene.pids(1)) == 4
     until(lambda: not scene.agent.replicas.by_place[MODEL, REPLICA].processes, 40.0)
-    assert health.overview(scene.redis.client, MODEL).state == "failed"
+    assert model_overviews.overview(scene.redis.client, MODEL).state == "failed"
 
 
 def test_the_cause_is_the_first_error_and_not_the_kill_that_followed(scene: AgentScene) -> None:
@@ -153,7 +153,7 @@ def test_the_cause_is_the_first_error_and_not_the_kill_that_followed(scene: Agen
     until(lambda: scene.status().get("state") in ("running", "backoff") and words in scene.status()["detail"], 40.0)
     scene.process(1).kill()
     until(lambda: scene.status().get("state") == "failed", 40.0)
-    detail = health.overview(scene.redis.client, MODEL).detail
+    detail = model_overviews.overview(scene.redis.client, MODEL).detail
     assert words in detail and "SIGKILL" not in detail
 
 
@@ -182,7 +182,7 @@ def test_requests_of_a_replica_that_was_given_up_end_with_its_cause(scene: Agent
     (scene.folder / "exit-0").unlink()
     desired.load(scene.redis.client, scene.spec, None)
     until(lambda: len(scene.pids(0)) == 2, 40.0)
-    until(lambda: health.overview(scene.redis.client, MODEL).state in ("loading", "recovering"), 40.0)
+    until(lambda: model_overviews.overview(scene.redis.client, MODEL).state in ("loading", "recovering"), 40.0)
 
 
 def test_a_redis_that_lost_everything_is_told_again_what_was_given_up(scene: AgentScene) -> None:
@@ -200,7 +200,7 @@ def test_a_part_of_a_replica_follows_the_host_that_gave_it_up(scene: AgentScene)
     catalog.put_spec(scene.redis.client, spec)
     spec = msgspec.structs.replace(spec, revision=1)
     for host, rank in ((HOST, 0), ("other", 1)):
-        farm.beat_host(scene.redis.client, Host(host), 1, 1)
+        membership.beat_host(scene.redis.client, Host(host), 1, 1)
         part = Assignment(spec=spec, replica=REPLICA, ranks=[rank], devices=["cpu"])
         farm.assign(scene.redis.client, host, part)
     scene.redis.client.persist(keys.host("other"))
@@ -226,7 +226,7 @@ def test_a_refusal_is_not_tried_again_until_the_model_is_wanted_otherwise(scene:
     (scene.folder / "exit-0").unlink()
     scene.want(max_context=32)
     until(lambda: len(scene.pids(0)) == 2, 40.0)
-    until(lambda: [one.revision for one in health.overview(scene.redis.client, MODEL).replicas] == [2], 40.0)
+    until(lambda: [one.revision for one in model_overviews.overview(scene.redis.client, MODEL).replicas] == [2], 40.0)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from control.messages import Assignment, ModelSpec
-from control.placement import farm
-from control.placement.farm import HostFacts, facts_of
+from control.placement import farm, membership
+from control.placement.membership import HostFacts, facts_of
 from control.placement.placement import Host
 from control.records import catalog
 from control.version import VERSION
@@ -40,7 +40,7 @@ def published(redis: ReplicaRedis, host: str) -> HostFacts:
 
 
 def part(host: str, rank: int, redis: ReplicaRedis) -> None:
-    farm.beat_host(redis.client, Host(host, ()), pid=1, memory_bytes=1)
+    membership.beat_host(redis.client, Host(host, ()), pid=1, memory_bytes=1)
     farm.assign(redis.client, host, Assignment(spec=SPEC, replica="r0", ranks=[rank], devices=["cpu"]))
 
 

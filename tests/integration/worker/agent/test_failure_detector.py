@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from control.replicas.health import overview, read_poison, write_status
+from control.replicas.health import read_poison, write_status
+from control.replicas.model_overviews import overview
 from tests.integration.worker.agent.watched import WORLD, Watched
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.supervisor import supervised

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from control.errors import SettingsError
 from control.messages import ModelSpec
 from control.operations import desired
-from control.placement import farm
+from control.placement import membership
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.connection import run
@@ -126,14 +126,14 @@ def test_a_name_in_use(redis: ReplicaRedis) -> None:
     """A second worker under the name of one that beats ends with status 1; the heartbeat of one that ended lapses."""
     host = Host("twin", ())
     began = time.monotonic()
-    farm.beat_host(redis.client, host, pid=77, memory_bytes=1)
-    farm.check_name(redis.client, host.id)
+    membership.beat_host(redis.client, host, pid=77, memory_bytes=1)
+    membership.check_name(redis.client, host.id)
     waited = time.monotonic() - began
     assert waited > 0.5 and not redis.client.exists("furrow:host:twin"), (
         "the heartbeat of a worker that has ended is waited for"
     )
-    farm.check_name(redis.client, host.id)
-    farm.beat_host(redis.client, host, pid=77, memory_bytes=1)
+    membership.check_name(redis.client, host.id)
+    membership.beat_host(redis.client, host, pid=77, memory_bytes=1)
     redis.client.pexpire("furrow:host:twin", 60_000)
     environment = clean_environment(FURROW_REDIS_URL=redis.url)
     command = [sys.executable, "-m", "ops.cli", "worker", "--host-id", host.id, "--metrics", "off"]
@@ -165,7 +165,7 @@ def test_the_farm_s_series(redis: ReplicaRedis) -> None:
     client = redis.client
     catalog.put_spec(client, ModelSpec(name="tiny", source="/x", replicas=2))
     desired.pause(client, "tiny", paused=True)
-    farm.beat_host(client, Host("alpha", ()), pid=1, memory_bytes=1)
+    membership.beat_host(client, Host("alpha", ()), pid=1, memory_bytes=1)
     lease = run(client, acquire("tiny", "r0", "me", 1))
     assert lease is not None
     write_poison(client, "tiny", "r0", lease.epoch, 0, "step_failed", "boom")

@@ -12,14 +12,14 @@ from control import keys, requests
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, ModelSpec, Sampling
 from control.placement import demand as demand_module
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement import farm as farm_view_module
 from control.placement.demand import Demand
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis import connection
 from control.redis.connection import run
-from control.replicas import health
+from control.replicas import health, model_overviews
 from control.replicas.memory_deaths import server_ms
 from control.requests import Enqueue
 from ops.demo import MODEL_DIR
@@ -47,7 +47,7 @@ class Scene:
             catalog.put_spec(self.redis.client, ModelSpec(name=name, **every))
 
     def beat(self) -> None:
-        farm.beat_host(self.redis.client, Host("h", memory=self.memory), 1, 1)
+        membership.beat_host(self.redis.client, Host("h", memory=self.memory), 1, 1)
 
     def turn(self) -> None:
         """One turn of the agent, whose host beats; what was withdrawn has ended by the next one."""
@@ -80,8 +80,8 @@ class Scene:
         """As a client that leaves."""
         self.redis.run(requests.cancel(model, rid, "t", "left"))
 
-    def overview(self, model: str) -> health.Overview:
-        return health.overview(self.redis.client, model)
+    def overview(self, model: str) -> model_overviews.Overview:
+        return model_overviews.overview(self.redis.client, model)
 
     def demand(self, model: str) -> Demand:
         demand = self.redis.run(farm.demand_of(model))

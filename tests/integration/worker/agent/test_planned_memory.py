@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from control.messages import Assignment, ModelSpec
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Host
 from control.records import catalog
-from control.replicas import health
-from control.replicas.health import Beat, ReplicaOverview, ReplicaState
+from control.replicas import health, model_overviews
+from control.replicas.health import Beat
+from control.replicas.model_overviews import ReplicaOverview, ReplicaState
 from ops.demo import MODEL_DIR
 from tests.integration.worker.agent.agent_scene import HOST, AgentScene
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
@@ -82,7 +83,7 @@ def test_a_model_that_fits_nowhere_is_not_started(scene: AgentScene) -> None:
     def refusal() -> str:
         """The reason; empty for a moment while what was assigned before its need was known is retired."""
         unplaceable = scene.status().get("state") == "unplaceable"
-        [overview] = health.overviews(scene.redis.client)
+        [overview] = model_overviews.overviews(scene.redis.client)
         detail = overview.replicas[0].detail if overview.replicas else ""
         return detail if unplaceable and held(scene) == [] and "of memory" in detail else ""
 
@@ -125,10 +126,10 @@ def test_an_unload_forgets_the_need(scene: AgentScene) -> None:
 
 def test_records_of_an_older_version_are_read(redis: ReplicaRedis) -> None:
     """A heartbeat without memory, an assignment without bytes; and a need of another form is left out."""
-    farm.beat_host(redis.client, Host("old"), 1, 1)
-    farm.beat_host(redis.client, Host("new", memory=GIB), 1, 1)
-    farm.beat_host(redis.client, Host("gpus", ("cuda:0",), memory=GIB, device_memory={"cuda:0": 8 * GIB}), 1, 1)
-    living = {one.id: one for one in farm.living_hosts(redis.client)}
+    membership.beat_host(redis.client, Host("old"), 1, 1)
+    membership.beat_host(redis.client, Host("new", memory=GIB), 1, 1)
+    membership.beat_host(redis.client, Host("gpus", ("cuda:0",), memory=GIB, device_memory={"cuda:0": 8 * GIB}), 1, 1)
+    living = {one.id: one for one in membership.living_hosts(redis.client)}
     assert {name: one.memory for name, one in living.items()} == {"gpus": GIB, "new": GIB, "old": None}
     assert [dict(living[name].device_memory) for name in ("gpus", "new")] == [{"cuda:0": 8 * GIB}, {}]
     redis.client.hset("furrow:needs", "odd", "{}")
@@ -142,7 +143,7 @@ def test_records_of_an_older_version_are_read(redis: ReplicaRedis) -> None:
 
 
 def test_a_farm_that_plans_no_memory_looks_for_no_needs(redis: ReplicaRedis) -> None:
-    farm.beat_host(redis.client, Host("one"), 1, 1)
+    membership.beat_host(redis.client, Host("one"), 1, 1)
     catalog.put_spec(redis.client, ModelSpec(name=MODEL, source=str(MODEL_DIR)))
     reports = list[str]()
     Planner(redis.client, lambda model, replica, why: reports.append(why)).turn()
@@ -160,7 +161,7 @@ def test_models_that_are_desired_together_share_a_host(redis: ReplicaRedis) -> N
     planner = Planner(redis.client, lambda model, replica, why: reports.append(why))
 
     def placed() -> bool:
-        farm.beat_host(redis.client, host, 1, 1)
+        membership.beat_host(redis.client, host, 1, 1)
         planner.turn()
         return len(farm.assignments(redis.client, "one")) == 2
 
@@ -193,7 +194,7 @@ def test_what_was_started_before_its_need_was_known_is_counted_as_it_serves(
 ) -> None:
     """With the KV tokens that its ranks took. Nothing is placed beside it before that."""
     host = Host("one", memory=GIB)
-    farm.beat_host(redis.client, host, 1, 1)
+    membership.beat_host(redis.client, host, 1, 1)
     first = ModelSpec(name=MODEL, source=str(MODEL_DIR), revision=1)
     catalog.put_spec(redis.client, first)
     planner = Planner(redis.client, lambda model, replica, why: None)
@@ -204,14 +205,14 @@ def test_what_was_started_before_its_need_was_known_is_counted_as_it_serves(
     redis.run(farm.put_need(MODEL, need))
     redis.run(catalog.put_assets(MODEL, msgspec.structs.replace(assets_of(first, MODEL_DIR), kv_tokens=7000)))
     beat = Beat(epoch=1, seq=0, oldest_pending_ms=0, device="cpu", memory_bytes=1, phase="ready", pid=1, host="one")
-    looked_at = health.overview(redis.client, MODEL)
+    looked_at = model_overviews.overview(redis.client, MODEL)
     replica = ReplicaOverview("r0", 1, state, "", "one", ["cpu"], 1, 0, [beat])
     looked_at = replace(looked_at, replicas=[replica])
-    monkeypatch.setattr(health, "overview", lambda client, model: looked_at)
+    monkeypatch.setattr(model_overviews, "overview", lambda client, model: looked_at)
     catalog.put_spec(redis.client, ModelSpec(name="second", source=str(MODEL_DIR), kv_tokens=1024))
     expected = [MODEL] if counted is None else sorted([MODEL, "second"])
     for _ in range(20):
-        farm.beat_host(redis.client, host, 1, 1)
+        membership.beat_host(redis.client, host, 1, 1)
         planner.turn()
         held = {one.spec.name: one for one in farm.assignments(redis.client, "one")}
         if counted is not None and sorted(held) == expected:
@@ -245,7 +246,7 @@ def test_a_later_model_gets_kv_memory_that_another_gives_back(redis: ReplicaRedi
     planner = Planner(redis.client, lambda model, replica, why: reports.append(why))
 
     def turn() -> dict[str, Assignment]:
-        farm.beat_host(redis.client, host, 1, 1)
+        membership.beat_host(redis.client, host, 1, 1)
         planner.turn()
         return {one.spec.name: one for one in farm.assignments(redis.client, "one")}
 
@@ -290,7 +291,7 @@ def test_ranks_get_uneven_shares_where_even_ones_fit_nowhere(redis: ReplicaRedis
 
     def turn() -> dict[str, Assignment]:
         for host in hosts:
-            farm.beat_host(redis.client, host, 1, 1)
+            membership.beat_host(redis.client, host, 1, 1)
         planner.turn()
         return {name: one for name in sizes for one in farm.assignments(redis.client, name)}
 

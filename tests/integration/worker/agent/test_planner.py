@@ -7,7 +7,7 @@ import pytest
 from control import requests
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, ModelSpec, Sampling
-from control.placement import farm
+from control.placement import farm, membership
 from control.placement.placement import Host
 from control.records import catalog
 from control.requests import Enqueue
@@ -29,7 +29,7 @@ def planner(redis: ReplicaRedis, unplaceable: list[tuple[str, str, str]]) -> Pla
 
 
 def lives(redis: ReplicaRedis, host: str, *devices: str) -> None:
-    farm.beat_host(redis.client, Host(host, devices), 1, 1)
+    membership.beat_host(redis.client, Host(host, devices), 1, 1)
 
 
 def dies(redis: ReplicaRedis, host: str) -> None:

@@ -15,9 +15,9 @@ import pytest
 from control import requests
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, ModelSpec, Sampling
-from control.placement import farm
+from control.placement import membership
 from control.records import catalog
-from control.replicas import health
+from control.replicas import health, model_overviews
 from control.requests import Enqueue
 from control.requests.token_log import read_log
 from tests.farm import clean_environment
@@ -48,7 +48,7 @@ def load(redis: ReplicaRedis, name: str, folder: Path) -> None:
     catalog.put_spec(
         redis.client, ModelSpec(name=name, source=str(folder), tp=2, dtype="float64", kv_tokens=1000, spread=True)
     )
-    until(lambda: health.overview(redis.client, name).state == "loaded", 90.0)
+    until(lambda: model_overviews.overview(redis.client, name).state == "loaded", 90.0)
 
 
 def undisturbed(redis: ReplicaRedis, folder: Path) -> list[int | None]:
@@ -95,10 +95,10 @@ def test_a_group_over_two_hosts_has_the_tokens_of_one_rank_and_survives(redis: R
     with ExitStack() as stack:
         stack.enter_context(agent(redis, "one"))
         other = stack.enter_context(agent(redis, "two"))
-        until(lambda: len(farm.living_hosts(redis.client)) == 2, 30.0)
+        until(lambda: len(membership.living_hosts(redis.client)) == 2, 30.0)
         load(redis, "spread", folder)
         assert sorted(hosts_of(redis, "spread")) == ["one", "two"]
-        assert health.overview(redis.client, "spread").replicas[0].host in ("one,two", "two,one")
+        assert model_overviews.overview(redis.client, "spread").replicas[0].host in ("one,two", "two,one")
         ask(redis, "spread", "whole")
         assert answer(redis, "spread", "whole") == expected
 

@@ -20,7 +20,7 @@ from control.commands import (
     Ping,
     Pong,
     Reply,
-    Shutdown,
+    ShutdownRank,
 )
 from control.errors import CollectiveFailed, CollectiveLeft, GroupError, Lost, Poisoned, RankError, SettingsError
 from control.messages import encode
@@ -273,6 +273,6 @@ def test_a_reply_of_another_kind_is_quoted(play: Play) -> None:
 
 def test_a_shutdown_reaches_every_rank_whatever_one_of_them_does(play: Play) -> None:
     """One rank's refusal neither stops the sweep nor leaves the leader with an error."""
-    scene = play(failing("bad_request", "not now", Shutdown, 1))
+    scene = play(failing("bad_request", "not now", ShutdownRank, 1))
     scene.group.shutdown()
-    assert [type(rank.heard[-1]) for rank in scene.ranks] == [Shutdown, Shutdown]
+    assert [type(rank.heard[-1]) for rank in scene.ranks] == [ShutdownRank, ShutdownRank]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from control.commands import AnyReply, BatchChange, Bye, ErrorReply, GenerateStep, Ping, Pong, Shutdown, UnloadModel
+from control.commands import AnyReply, BatchChange, Bye, ErrorReply, GenerateStep, Ping, Pong, ShutdownRank, UnloadModel
 from control.errors import Poisoned
 from control.replicas.commands import Deadline, Replies, reply, send
 from control.replicas.health import heartbeats, read_poison, write_poison
@@ -57,7 +57,7 @@ class RankScene:
     def stop(self) -> None:
         """A command ends its wait for one; told to stop, it looks up only every half a second."""
         self.rank.stopping = True
-        send(self.redis.client, self.lease, Shutdown(epoch=self.lease.epoch, seq=1000), WORLD)
+        send(self.redis.client, self.lease, ShutdownRank(epoch=self.lease.epoch, seq=1000), WORLD)
         self.thread.join(40)
         assert not self.thread.is_alive()
 
@@ -169,7 +169,7 @@ def test_its_heartbeat_tells_the_epoch_and_the_last_command(scene: RankScene) ->
 
 def test_told_to_shut_down_it_says_bye_and_ends(scene: RankScene) -> None:
     """The reply comes first, so that the leader knows; then the process's main function returns."""
-    send(scene.redis.client, scene.lease, Shutdown(epoch=scene.lease.epoch, seq=1), WORLD)
+    send(scene.redis.client, scene.lease, ShutdownRank(epoch=scene.lease.epoch, seq=1), WORLD)
     assert isinstance(scene.collect(1), Bye)
     scene.thread.join(40)
     assert not scene.thread.is_alive()

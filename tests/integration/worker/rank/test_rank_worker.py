@@ -23,7 +23,7 @@ from control.commands import (
     NcclSanityResult,
     Ping,
     Pong,
-    Shutdown,
+    ShutdownRank,
     StepImage,
     StepRow,
     Unloaded,
@@ -186,7 +186,7 @@ def test_a_sanity_check_without_the_others_is_refused(monkeypatch: pytest.Monkey
 
 def test_replies_travel_as_tagged_json() -> None:
     """A reply is one JSON object with its op, and comes back as what it was."""
-    reply = RankWorker(0, 1, "cpu").answer(Shutdown(epoch=1, seq=9))
+    reply = RankWorker(0, 1, "cpu").answer(ShutdownRank(epoch=1, seq=9))
     assert b'"op":"bye"' in encode(reply)
     decoded: AnyReply = decode_reply(encode(reply))
     assert decoded == reply

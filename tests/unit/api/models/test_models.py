@@ -22,7 +22,7 @@ from control.messages import ModelSpec
 from control.records import catalog
 from control.records.api_reports import CALLS, breaches_of
 from control.redis.connection import run
-from control.replicas.health import Overview, ReplicaState
+from control.replicas.model_overviews import Overview, ReplicaState
 from tests.byte_model import byte_assets, byte_tokenizer
 
 SERVED = ("loaded", "poisoned", "recovering")

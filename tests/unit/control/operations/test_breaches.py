@@ -13,7 +13,7 @@ from control.operations.checks.report import read_farm_findings
 from control.records import catalog
 from control.records.api_reports import CALLS, note_breach
 from control.redis.clients import SyncRedis
-from control.replicas import health
+from control.replicas import model_overviews
 from ops.cli.doctor.models import check_models
 
 
@@ -22,7 +22,7 @@ def of_doctor(client: SyncRedis) -> list[Finding]:
 
 
 def of_console(client: SyncRedis) -> list[Finding]:
-    return read_farm_findings(client, [], health.overviews(client))
+    return read_farm_findings(client, [], model_overviews.overviews(client))
 
 
 @pytest.mark.parametrize("findings", [of_doctor, of_console])

@@ -19,11 +19,11 @@ from control.placement.demand import (
     Demand,
     ModelOnDemand,
     Traffic,
-    Turns,
-    Woken,
+    WakePlan,
+    WakePlanner,
     follow,
     in_use,
-    rooms_for_turns,
+    rooms_for_waking,
     with_replicas,
 )
 from control.placement.need import ModelNeed, RankNeed
@@ -138,10 +138,10 @@ class Host1:
             parts = {"r0": {"h": one}}
         self.models[name] = ModelOnDemand(model_spec, demand, traffic or Traffic(), parts)
 
-    def wake(self, now: int = NOW, may_evict: Mapping[str, bool] | None = None) -> Woken:
+    def wake(self, now: int = NOW, may_evict: Mapping[str, bool] | None = None) -> WakePlan:
         models = list(self.models.values())
-        rooms = rooms_for_turns(self.hosts, self.needs, self.held, [model.spec for model in models], models)
-        return Turns(models, *rooms, now).wake(may_evict or {})
+        rooms = rooms_for_waking(self.hosts, self.needs, self.held, [model.spec for model in models], models)
+        return WakePlanner(models, *rooms, now).wake(may_evict or {})
 
 
 CALLED = Traffic(queued=1, enqueued=1)
@@ -252,7 +252,7 @@ def test_a_tenant_beyond_its_share_evicts_nobody() -> None:
 def test_a_paused_model_is_not_woken() -> None:
     host = Host1(2)
     host.add("called", 2, asleep(), CALLED, paused=True)
-    assert host.wake() == Woken()
+    assert host.wake() == WakePlan()
 
 
 # --- against the best schedule ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from control.messages import Assignment, ModelSpec
 from control.placement import rebalance
-from control.placement.demand import Demand, ModelOnDemand, Traffic, Turns, rooms_for_turns
+from control.placement.demand import Demand, ModelOnDemand, Traffic, WakePlanner, rooms_for_waking
 from control.placement.give_back import KvUse, Uses
 from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Action, Assign, Host, Unplaceable
@@ -145,6 +145,6 @@ def test_a_model_that_sleeps_is_woken_beside_one_that_can_give_back() -> None:
             ModelOnDemand(sleeper, Demand(replicas=0, waiting=1), Traffic(queued=1)),
         ]
         uses = {PLACE: KvUse(used=used, limit=6 * 1024)}
-        rooms = rooms_for_turns([HOST], NEEDS, {"a": [assignment(spec=awake)]}, [awake, sleeper], models, uses)
-        woken = Turns(models, *rooms, 10**9).wake({})
+        rooms = rooms_for_waking([HOST], NEEDS, {"a": [assignment(spec=awake)]}, [awake, sleeper], models, uses)
+        woken = WakePlanner(models, *rooms, 10**9).wake({})
         assert woken.gave_way == {"later": gave_way}

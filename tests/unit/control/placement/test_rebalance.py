@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from control.placement.need import ModelNeed
 from control.placement.placement import Host, Room, Unplaceable, place
+from control.placement.rebalance import AssignmentsByHost, Move
 from control.placement.rebalance import Farm as PlacedFarm
-from control.placement.rebalance import Held, Move
 from tests.unit.control.placement.test_memory import GIB, Farm, need
 
 
@@ -28,24 +28,24 @@ def planned(farm: Farm) -> list[Move]:
     return placed(farm).moves()
 
 
-def assert_fits(farm: Farm, held: Held) -> None:
+def assert_fits(farm: Farm, held: AssignmentsByHost) -> None:
     for host in farm.hosts.values():
         assert sum(sum(one.memory) for one in held.get(host.id, ())) <= (host.memory or 0), host.id
 
 
-def carried_out(farm: Farm) -> tuple[Held, list[Move]]:
+def carried_out(farm: Farm) -> tuple[AssignmentsByHost, list[Move]]:
     """Every move made, with both replicas there while one drains; no host is exceeded at any moment."""
     state = placed(farm).settled()
     made: list[Move] = []
     while (move := state.next_move()) is not None:
         began = state.after(move)
-        assert_fits(farm, began.held)
-        assert_fits(farm, began.settled().held)
+        assert_fits(farm, began.by_host)
+        assert_fits(farm, began.settled().by_host)
         state = began.without_old(move).settled()
-        assert_fits(farm, state.held)
+        assert_fits(farm, state.by_host)
         made.append(move)
         assert len(made) < 30, "it never ends"
-    return state.held, made
+    return state.by_host, made
 
 
 def test_a_replica_moves_so_that_a_model_finds_room() -> None:
@@ -120,7 +120,7 @@ def one_move_places_all(farm: Farm) -> bool:
                 continue
             held = {host: [other for other in own if other is not one] for host, own in farm.held.items()}
             held[target.id] = [*held[target.id], one]
-            if not replace(placed(farm), held=held).settled().unplaced():
+            if not replace(placed(farm), by_host=held).settled().unplaced():
                 return True
     return False
 
@@ -134,7 +134,7 @@ def play(memories: list[float], models: list[tuple[float, int, bool]]) -> None:
     before = placed(farm).unplaced()
     could = bool(before) and one_move_places_all(farm)
     state, _ = carried_out(farm)
-    rest = replace(placed(farm), held=state).unplaced()
+    rest = replace(placed(farm), by_host=state).unplaced()
     assert not (could and rest), rest
     assert len(rest) <= len(before)
 

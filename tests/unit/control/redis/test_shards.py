@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError
 
-from control.redis.routing import MOST_HOPS, Batch, Command, Routing, Sending, Shards, exchanging, routing_key
+from control.redis.cluster import MOST_HOPS, NodeBatch, Routing, Sending, Shards, exchanging, routing_key
+from control.redis.pipeline import RedisCommand
 
 A, B = ("a", 1), ("b", 2)
 LOW, HIGH = "bar", "foo"
@@ -22,7 +23,7 @@ def shards() -> Shards:
 
 
 def routing(table: Shards, *keys: str) -> Routing:
-    return Routing(table, [Command(("GET", key)) for key in keys])
+    return Routing(table, [RedisCommand(("GET", key)) for key in keys])
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_key_on_its_way_is_asked_for_once() -> None:
     sent = routing(table, LOW)
     sent.take(sent.batches()[0], [AskError("5061 b:2")])
     [batch] = sent.batches()
-    assert batch == Batch(B, True, [0])
+    assert batch == NodeBatch(B, True, [0])
     assert [command.words for command in sent.packed(batch)] == [("ASKING",), ("GET", LOW)]
     sent.take(batch, ["OK", "value"])
     assert sent.replies == ["value"]
@@ -113,7 +114,7 @@ def test_a_slot_without_a_node_is_an_absence() -> None:
 
 def test_a_node_with_an_old_table_undoes_no_redirection() -> None:
     """After a move the command goes to the new place, whoever has not heard of it; the replies of others are kept."""
-    exchange = exchanging(shards(), [Command(("GET", LOW)), Command(("GET", HIGH))])
+    exchange = exchanging(shards(), [RedisCommand(("GET", LOW)), RedisCommand(("GET", HIGH))])
     places: list[tuple[Any, ...]] = []
 
     def replies(sendings: Sequence[Sending]) -> list[Any]:

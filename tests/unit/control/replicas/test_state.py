@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from control.replicas.health import STUCK_MS, Beat, Poison, ReplicaView, Status, model_state, replica_state
+from control.replicas.health import Beat, Poison, Status
+from control.replicas.model_overviews import STUCK_MS, ReplicaView, model_state, replica_state
 
 
 def beat(epoch: int = 5, phase: str = "ready", pending_ms: int = 0, stalled_ms: int = 0) -> Beat:

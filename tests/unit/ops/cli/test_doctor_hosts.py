@@ -13,7 +13,8 @@ import pytest
 
 from control.operations.checks.findings import Finding, report_of
 from control.operations.checks.hosts import check_hosts
-from control.placement.farm import ApiRecord, HostCard, HostFacts, Space
+from control.placement.farm import HostCard
+from control.placement.membership import ApiRecord, HostFacts, Space
 from control.version import VERSION
 from worker.agent.facts import space as space_of
 

@@ -7,7 +7,7 @@ import pytest
 from control.engines import ENGINES
 from control.operations.checks.findings import Checks
 from control.records.backend import Backend
-from control.replicas.health import Overview, ReplicaOverview
+from control.replicas.model_overviews import Overview, ReplicaOverview
 from ops.cli.doctor.models import check_engine_versions, check_weights
 
 

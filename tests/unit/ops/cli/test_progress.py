@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from control.replicas.health import Beat, Overview, ReplicaOverview, Status, loading_bytes
+from control.replicas.health import Beat, Status
+from control.replicas.model_overviews import Overview, ReplicaOverview, loading_bytes
 from ops.cli.progress import LINES_EVERY_S, Stage, Waiting, stage_of
 
 

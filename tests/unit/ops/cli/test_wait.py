@@ -29,7 +29,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     def living_hosts(client: Any) -> list[str]:
         return ["h"]
 
-    monkeypatch.setattr(models.farm, "living_hosts", living_hosts)
+    monkeypatch.setattr(models.membership, "living_hosts", living_hosts)
     monkeypatch.setattr(models, "TICK_S", 0.001)
     return None
 
@@ -38,13 +38,13 @@ def test_a_wait_outlives_a_pause_of_redis(
     client: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     farm = Farm(outages=3)
-    monkeypatch.setattr(models.health, "overview", farm.overview)
+    monkeypatch.setattr(models.model_overviews, "overview", farm.overview)
     models.wait_until_rolled_out(client, "m", None)
     output = capsys.readouterr()
     assert "Redis does not answer" in output.err and "1 of 1 replicas" in output.out + output.err
 
 
 def test_its_time_limit_holds_without_redis(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models.health, "overview", Farm(outages=1_000_000).overview)
+    monkeypatch.setattr(models.model_overviews, "overview", Farm(outages=1_000_000).overview)
     with pytest.raises(RedisUnavailable):
         models.wait_until_rolled_out(client, "m", 0.05)

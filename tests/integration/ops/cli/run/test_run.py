@@ -14,7 +14,7 @@ from control.errors import FurrowError, ModelUnavailable, RedisUnavailable
 from control.operations.spec import build_spec
 from control.records import catalog
 from control.redis.connection import connect
-from control.replicas import health
+from control.replicas import health, model_overviews
 from ops.cli.run import served
 from ops.cli.run.chat import answer_once, begin
 from ops.cli.run.served import Api, ApiRefused, HttpFarm, RedisFarm, Served, wait_until_served
@@ -250,7 +250,7 @@ def test_redis_that_stops_is_waited_for(new_server: Server, monkeypatch: pytest.
             raise RedisUnavailable("no connection")
 
         with monkeypatch.context() as gone:
-            gone.setattr(health, "overview", away)
+            gone.setattr(model_overviews, "overview", away)
             stage = farm.stage("m")
             assert stage is not None and "Redis is waited for: no connection" in stage.text
             gone.setattr(served, "SILENCE_S", 0.0)

@@ -1,31 +1,33 @@
-"""Commands to the shards of a Redis Cluster: the table of slots, round trips in two halves, and the clients."""
+"""A Redis Cluster: the table of its slots, commands that follow redirections, and clients for threads and asyncio.
+
+redis-py's Cluster client asks a server for the keys of each XREAD, which costs a rank one more round trip per read.
+It also connects when it is made, refuses `evalsha` in pipelines, and fails a whole pipeline when one shard is down.
+Furrow's calls name their keys, so a table of slots is enough, with redis-py's connections and commands.
+
+`Shards`, `Routing` and the generators that return an `Exchange` do no I/O: they are written once for threads and for
+asyncio. `Cluster` and `AsyncCluster` send what they yield. Both connect at their first command, as the clients of one
+server do, and a node that can't be reached fails its own commands only.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import redis
 import redis.asyncio
 from redis import exceptions as redis_errors
-from redis.connection import HiredisRespSerializer
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
+from control.redis.pipeline import ABSENT, Pipeline, RedisCommand, exchange
 from control.redis.urls import Address
 
 T = TypeVar("T")
+
 Client = TypeVar("Client", redis.Redis, redis.asyncio.Redis)
-
-# --- The table of slots ----------------------------------------------------------------------------------------------
-
-# The table of a Redis Cluster's slots, and the way of commands through redirections. Pure: no I/O.
-#
-# redis-py's Cluster client asks a server for the keys of each XREAD, which costs a rank one more round trip per read.
-# It also connects when it is made, refuses `evalsha` in pipelines, and fails a whole pipeline when one shard is down.
-# Furrow's calls name their keys, so a table of slots is enough, with redis-py's connections and commands.
 
 
 MOST_HOPS = 5
@@ -34,15 +36,10 @@ MOST_HOPS = 5
 _WITHOUT_KEY = frozenset(
     ("PING", "INFO", "CONFIG", "FLUSHALL", "FLUSHDB", "SCRIPT", "CLUSTER", "CLIENT", "TIME", "DBSIZE", "DEBUG", "ECHO")
 )
+
 _KEY_AFTER_SUBCOMMAND = frozenset(("XINFO", "XGROUP", "OBJECT", "MEMORY"))
 
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """The words of a command, and redis-py's options for reading its reply."""
-
-    words: tuple[Any, ...]
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
+_SCOUTING: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
 
 
 def routing_key(words: Sequence[Any]) -> str | None:
@@ -102,7 +99,7 @@ class Shards:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class NodeBatch:
     """Commands for one node, by their index; with `asking` each goes there before its slot does."""
 
     place: Address
@@ -113,7 +110,7 @@ class Batch:
 class Routing:
     """One exchange: `batches()` until there are none, `take()` the replies of each; then `replies` has them all."""
 
-    def __init__(self, shards: Shards, commands: Sequence[Command]) -> None:
+    def __init__(self, shards: Shards, commands: Sequence[RedisCommand]) -> None:
         self._shards = shards
         self._commands = commands
         self._waiting: dict[int, Address | None] = dict.fromkeys(range(len(commands)))
@@ -126,7 +123,7 @@ class Routing:
         """A command has no reply yet."""
         return bool(self._waiting)
 
-    def batches(self) -> list[Batch]:
+    def batches(self) -> list[NodeBatch]:
         """The commands to send now, for each node in their order."""
         batches: dict[tuple[Address, bool], list[int]] = {}
         for index, target in self._waiting.items():
@@ -138,20 +135,20 @@ class Routing:
                 batches.setdefault((place, target is not None), []).append(index)
         self._waiting = {}
         self._hops += 1
-        return [Batch(place, asking, indices) for (place, asking), indices in batches.items()]
+        return [NodeBatch(place, asking, indices) for (place, asking), indices in batches.items()]
 
     def _place(self, index: int) -> Address | None:
         key = routing_key(self._commands[index].words)
         return self._shards.owner(key) if key is not None else next(iter(self._shards.primaries), None)
 
-    def packed(self, batch: Batch) -> Iterator[Command]:
+    def packed(self, batch: NodeBatch) -> Iterator[RedisCommand]:
         """The words that go over the wire for a batch."""
         for index in batch.indices:
             if batch.asking:
-                yield Command(("ASKING",))
+                yield RedisCommand(("ASKING",))
             yield self._commands[index]
 
-    def take(self, batch: Batch, replies: Sequence[Any]) -> None:
+    def take(self, batch: NodeBatch, replies: Sequence[Any]) -> None:
         """The replies to `packed(batch)`; redirections are followed, everything else is final."""
         for index, reply in zip(batch.indices, replies[1::2] if batch.asking else replies, strict=True):
             self.replies[index] = reply
@@ -165,94 +162,11 @@ class Routing:
             elif isinstance(reply, (redis_errors.ClusterDownError, redis_errors.ReadOnlyError)):
                 self._shards.stale = True
 
-    def failed(self, batch: Batch, error: Exception) -> None:
+    def failed(self, batch: NodeBatch, error: Exception) -> None:
         """The node did not answer: its commands fail, the others' don't."""
         self._shards.stale = True
         for index in batch.indices:
             self.replies[index] = error
-
-
-# --- Round trips in two halves ---------------------------------------------------------------------------------------
-
-# A pipelined round trip in two halves: what is sent now is answered whenever somebody reads it.
-#
-# redis-py's own pipeline has both in one call. Here commands are on their way before anybody waits for them, and
-# several shards work at once. Its layers for retries and statistics, which are not used here, take as long as the
-# commands themselves; so `exchange`, for asyncio, does without them too.
-
-
-_pack = HiredisRespSerializer().pack
-"""Packs one command in C. redis-py's asyncio connections pack in Python, which takes ten times as long."""
-
-
-class Wire:
-    """Commands on their way on one connection of a client's pool. Raises redis-py's errors of a broken connection.
-
-    `replies` or `abandon` must follow, or the connection is lost to the pool.
-    """
-
-    def __init__(self, client: redis.Redis, commands: Sequence[Command]) -> None:
-        self._client = client
-        self._commands = commands
-        self._connection: Any = client.connection_pool.get_connection()
-        try:
-            packed = self._connection.pack_commands([command.words for command in commands])
-            self._connection.send_packed_command(packed)
-        except BaseException:
-            self.abandon()
-            raise
-
-    def replies(self) -> list[Any]:
-        """The replies in order; a command that the server refused has the error in its place."""
-        answers: list[Any] = []
-        try:
-            for command in self._commands:
-                answers.append(self._reply(command))
-        except BaseException:
-            self.abandon()  # half of an answer may be in it still
-            raise
-        self._client.connection_pool.release(self._connection)
-        return answers
-
-    def _reply(self, command: Command) -> Any:
-        try:
-            return self._client.parse_response(self._connection, str(command.words[0]), **command.options)
-        except redis_errors.ResponseError as error:
-            return error
-
-    def abandon(self) -> None:
-        """Give the answer up."""
-        self._connection.disconnect()
-        self._client.connection_pool.release(self._connection)
-
-
-async def exchange(client: redis.asyncio.Redis, commands: Sequence[Command]) -> list[Any]:
-    """The replies of one round trip in order, errors in their places. Raises redis-py's errors of a lost connection."""
-    pool: Any = client.connection_pool
-    connection: Any = await pool.get_connection()
-    try:
-        await connection.send_packed_command([piece for command in commands for piece in _pack(*command.words)])
-        return [await _reply(client, connection, command) for command in commands]
-    except BaseException:
-        await connection.disconnect(nowait=True)  # half of an answer may be in it still
-        raise
-    finally:
-        await pool.release(connection)
-
-
-async def _reply(client: redis.asyncio.Redis, connection: Any, command: Command) -> Any:
-    try:
-        return await client.parse_response(connection, str(command.words[0]), **command.options)
-    except redis_errors.ResponseError as error:
-        return error
-
-
-# --- Exchanges with a Cluster ----------------------------------------------------------------------------------------
-
-# What a Cluster is sent and what follows from its answers, written once for threads and for asyncio.
-
-
-ABSENT = (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +174,7 @@ class Sending:
     """Commands for one node. A scout has a connection of its own: a hung node must not delay the answers of others."""
 
     place: Address
-    commands: list[Command]
+    commands: list[RedisCommand]
     scout: bool = False
 
 
@@ -272,7 +186,7 @@ def learning(shards: Shards) -> Exchange[None]:
     """Read the table again if it is stale. Raises redis-py's ConnectionError where no node has one."""
     last: Exception = redis_errors.ConnectionError("the Cluster serves no slots yet")
     for place in shards.sources if shards.stale else ():
-        [outcome] = yield [Sending(place, [Command(("CLUSTER", "SLOTS"))], scout=True)]
+        [outcome] = yield [Sending(place, [RedisCommand(("CLUSTER", "SLOTS"))], scout=True)]
         if isinstance(outcome, Exception):
             last = outcome
             continue
@@ -284,7 +198,7 @@ def learning(shards: Shards) -> Exchange[None]:
         raise last
 
 
-def exchanging(shards: Shards, commands: Sequence[Command]) -> Exchange[list[Any]]:
+def exchanging(shards: Shards, commands: Sequence[RedisCommand]) -> Exchange[list[Any]]:
     """The replies in order, after all redirections; an exception in the place of each command that failed. The table is
     read at the begin alone: a node that has not heard of a move yet must not undo what a redirection said."""
     routing = Routing(shards, commands)
@@ -300,7 +214,7 @@ def exchanging(shards: Shards, commands: Sequence[Command]) -> Exchange[list[Any
     return routing.replies
 
 
-def executing(shards: Shards, command: Command) -> Exchange[Any]:
+def executing(shards: Shards, command: RedisCommand) -> Exchange[Any]:
     """The reply of one command. One without a key goes to every primary, and the first one's reply is its reply."""
     if routing_key(command.words) is not None:
         return _first((yield from exchanging(shards, [command])))
@@ -317,35 +231,6 @@ def _first(replies: Sequence[Any]) -> Any:
     return replies[0]
 
 
-# --- Clients ---------------------------------------------------------------------------------------------------------
-
-# Clients of a Redis Cluster, for threads and for asyncio: redis-py's commands, sent to the node that has the key.
-#
-# They connect at their first command, as the clients of one server do. `exchange` is the pipeline: it follows
-# redirections, and a node that can't be reached fails its own commands only.
-
-
-_SCOUTING: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
-
-
-class _Nodes(Generic[Client]):
-    """A client of each node, made when it is first needed."""
-
-    def __init__(self, kind: type[Client], options: dict[str, Any]) -> None:
-        self._kind = kind
-        self._options = options
-        self.clients: dict[Address, Client] = {}
-
-    def client(self, place: Address) -> Client:
-        if place not in self.clients:
-            self.clients[place] = self._kind(host=place[0], port=place[1], **self._options)
-        return self.clients[place]
-
-    def scout(self, place: Address) -> Client:
-        """A client that reads the table, to be closed after it."""
-        return self._kind(host=place[0], port=place[1], **(self._options | _SCOUTING))
-
-
 class Cluster(redis.Redis):
     """For threads."""
 
@@ -355,9 +240,9 @@ class Cluster(redis.Redis):
         self._nodes = _Nodes(redis.Redis, options)
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        return Routed(self, executing(self.shards, Command(args, options))).replies()
+        return Routed(self, executing(self.shards, RedisCommand(args, options))).replies()
 
-    def depart(self, commands: Sequence[Command]) -> Routed[list[Any]]:
+    def depart(self, commands: Sequence[RedisCommand]) -> Routed[list[Any]]:
         """The first half of an exchange."""
         Routed(self, learning(self.shards)).replies()
         return Routed(self, exchanging(self.shards, commands))
@@ -375,13 +260,13 @@ class Cluster(redis.Redis):
             node.close()
         super().close()
 
-    def send(self, sending: Sending) -> Wire | list[Any] | Exception:
+    def send(self, sending: Sending) -> Pipeline | list[Any] | Exception:
         """The commands on their way; of a scout the replies. What its node could not be reached for is returned."""
         try:
             if not sending.scout:
-                return Wire(self._nodes.client(sending.place), sending.commands)
+                return Pipeline(self._nodes.client(sending.place), sending.commands)
             with self._nodes.scout(sending.place) as scout:
-                return Wire(scout, sending.commands).replies()
+                return Pipeline(scout, sending.commands).replies()
         except ABSENT as error:
             return error
 
@@ -393,9 +278,9 @@ class Routed(Generic[T]):
         self._cluster = cluster
         self._exchange = exchange
         self._result: T | None = None
-        self._sent = self._send(None)
+        self._under_way = self._send(None)
 
-    def _send(self, outcomes: Any) -> list[Wire | list[Any] | Exception] | None:
+    def _send(self, outcomes: Any) -> list[Pipeline | list[Any] | Exception] | None:
         """Send what follows from the outcomes; None where the exchange is over."""
         try:
             return [self._cluster.send(sending) for sending in self._exchange.send(outcomes)]
@@ -405,14 +290,14 @@ class Routed(Generic[T]):
 
     def replies(self) -> T:
         """The result of the exchange."""
-        while self._sent is not None:
-            self._sent = self._send([_arrived(sent) for sent in self._sent])
+        while self._under_way is not None:
+            self._under_way = self._send([_arrived(sent) for sent in self._under_way])
         return self._result  # type: ignore[return-value]
 
 
-def _arrived(sent: Wire | list[Any] | Exception) -> list[Any] | Exception:
+def _arrived(sent: Pipeline | list[Any] | Exception) -> list[Any] | Exception:
     try:
-        return sent.replies() if isinstance(sent, Wire) else sent
+        return sent.replies() if isinstance(sent, Pipeline) else sent
     except ABSENT as error:
         return error
 
@@ -427,9 +312,9 @@ class AsyncCluster(redis.asyncio.Redis):
         self._turn = itertools.count()
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        return await self._run(executing(self.shards, Command(args, options)))
+        return await self._run(executing(self.shards, RedisCommand(args, options)))
 
-    async def exchange(self, commands: Sequence[Command]) -> list[Any]:
+    async def exchange(self, commands: Sequence[RedisCommand]) -> list[Any]:
         """The replies in order, an exception in the place of each command that failed."""
         return await self._run(exchanging(self.shards, commands))
 
@@ -462,6 +347,24 @@ class AsyncCluster(redis.asyncio.Redis):
                 return await exchange(scout, sending.commands)
         except ABSENT as error:
             return error
+
+
+class _Nodes(Generic[Client]):
+    """A client of each node, made when it is first needed."""
+
+    def __init__(self, kind: type[Client], options: dict[str, Any]) -> None:
+        self._kind = kind
+        self._options = options
+        self.clients: dict[Address, Client] = {}
+
+    def client(self, place: Address) -> Client:
+        if place not in self.clients:
+            self.clients[place] = self._kind(host=place[0], port=place[1], **self._options)
+        return self.clients[place]
+
+    def scout(self, place: Address) -> Client:
+        """A client that reads the table, to be closed after it."""
+        return self._kind(host=place[0], port=place[1], **(self._options | _SCOUTING))
 
 
 def servers_of(client: redis.Redis) -> list[redis.Redis]:
