@@ -26,7 +26,7 @@ from api.routes import (
     tokens,
     usage,
 )
-from api.routes.document import Document, document_routes
+from api.routes.document import OpenApiDocument, document_routes
 from api.routes.farm import farm_routes
 from api.routes.generation import identify
 from api.settings import ApiSettings
@@ -129,7 +129,7 @@ def create_app(settings: ApiSettings) -> Litestar:
         await process.stop()
 
     return Application(
-        route_handlers=[*ROUTES, *document_routes(Document(ROUTES))],
+        route_handlers=[*ROUTES, *document_routes(OpenApiDocument(ROUTES))],
         # All three, or the framework's own error shape leaks for some of them.
         exception_handlers={
             HTTPException: handle_in_shape,

@@ -1,5 +1,5 @@
 """The reports of an API process on its requests: metrics, warnings while they wait for a token, one line at the end,
-and what the farm is told of those that have ended.
+and records of ended requests for the farm.
 """
 
 from __future__ import annotations
@@ -32,9 +32,6 @@ from control.redis.connection import arun_every
 from control.redis.servers import ServerMemory
 
 log = structlog.stdlib.get_logger(__name__)
-
-# --- Metrics ---------------------------------------------------------------------------------------------------------
-
 
 _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -105,9 +102,6 @@ class Metrics:
             self._redis_used.labels(server.address).set(server.used)
             self._redis_max.labels(server.address).set(server.most)
         return generate_latest(self._registry).decode()
-
-
-# --- One request -----------------------------------------------------------------------------------------------------
 
 
 class RequestLog:
@@ -227,16 +221,13 @@ class RequestLog:
         )
 
 
-# --- Requests that wait ----------------------------------------------------------------------------------------------
-
-
 _TICK_S = 0.5
 LINES = 10
 """Requests of one model that have lines of their own; thousands of them would cost more than the requests."""
 
 
-class Waiting(Protocol):
-    """The stage for which a request waits."""
+class QueuedRequest(Protocol):
+    """A request that waits for a leader."""
 
     @property
     def model(self) -> str: ...
@@ -253,14 +244,14 @@ class WaitLog:
     def __init__(self, every_s: float) -> None:
         """`every_s`: seconds of waiting before the first line, and between two lines."""
         self._every_s = every_s
-        self._waiting: dict[str, dict[RequestLog, Waiting]] = {}
+        self._waiting: dict[str, dict[RequestLog, QueuedRequest]] = {}
         """By model, from the oldest on."""
         self._said_at: dict[str, float] = {}
         self._task = PeriodicTask("wait_log", self._look, _TICK_S)
         self.start = self._task.start
         self.stop = self._task.stop
 
-    def add(self, request_log: RequestLog, waiting: Waiting) -> None:
+    def add(self, request_log: RequestLog, waiting: QueuedRequest) -> None:
         """The request waits from now on, until its first token or its end."""
         self._waiting.setdefault(waiting.model, {})[request_log] = waiting
 
@@ -295,18 +286,15 @@ class WaitLog:
         return request_log.waited < self._every_s
 
 
-# --- Ended requests --------------------------------------------------------------------------------------------------
-
-
 _EVERY_S = 1.0
 _MOST = 200
-"""Records of one round: with more ends a second the newest are told."""
+"""Records of one round: where more requests end in a second, the newest are written."""
 _STRANGERS = (401, 403)
-"""Statuses of callers without a right here: they could push all others out."""
+"""Statuses of callers without access, which are not recorded: they could displace all other records."""
 
 
 class EndReports:
-    """Collects ends between two rounds."""
+    """Collects the records of ended requests, and writes them to Redis once a second."""
 
     def __init__(self, client: AsyncRedis) -> None:
         self._client = client
@@ -320,7 +308,7 @@ class EndReports:
             self._records.append(record)
 
     async def stop(self) -> None:
-        """Tell the rest, if Redis takes it."""
+        """Write the remaining records, if Redis takes them."""
         await self._task.stop()
         with contextlib.suppress(RedisUnavailable, RedisFull):
             await self._run()

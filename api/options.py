@@ -265,8 +265,8 @@ def take_api_arguments(context: click.Context, values: dict[str, Any]) -> list[s
             value = values.pop(option.name)
             source = context.get_parameter_source(option.name)
             if source in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP):
-                for one in value if option.multiple else [value]:
+                for element in value if option.multiple else [value]:
                     words.append(option.opts[0])
                     if not option.is_flag:
-                        words.append(str(one))
+                        words.append(str(element))
     return words

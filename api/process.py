@@ -10,7 +10,7 @@ from api.background.plot_history import PlotHistory
 from api.generation.archive import Archive
 from api.generation.follow import Follower
 from api.generation.seals import Seals
-from api.generation.session import Sessions, Shutdown
+from api.generation.session import Sessions, ShutdownState
 from api.generation.stored_answers import StoredAnswers, StoredChats
 from api.http.bodies import Bodies
 from api.http.gate import Gate, Keyring, OriginCheck
@@ -21,7 +21,7 @@ from api.images.hosts import AllowedHosts
 from api.images.loading import ImageLoader
 from api.models.farm import AccountReads, FarmEvents, SharedReads
 from api.models.grammar import GrammarChecks
-from api.models.models import Models
+from api.models.models import ModelRegistry
 from api.observability import EndReports, Metrics, WaitLog
 from api.settings import ApiSettings
 from control.redis.connection import Batches, connect, connect_async, hardened
@@ -32,7 +32,7 @@ class Process:
 
     def __init__(self, settings: ApiSettings) -> None:
         self.settings = settings
-        self.shutdown = Shutdown()
+        self.shutdown = ShutdownState()
         self.client = hardened(connect_async(settings.redis_url))
         self.batches = Batches(self.client)
         self.sync_client = connect(settings.redis_url)
@@ -55,7 +55,7 @@ class Process:
         )
         self.bodies = Bodies(settings.body_limits)
         self.images = ImageLoader(fetcher=Fetcher(AllowedHosts(settings.image_hosts)) if settings.image_hosts else None)
-        self.models = Models(self.sync_client, settings, self.images, self.client)
+        self.models = ModelRegistry(self.sync_client, settings, self.images, self.client)
         self.follower = Follower(self.client, self.batches, settings)
         self.orphans = OrphanReaper(self.sync_client, settings.api_id, self.client)
         self.heartbeat = Heartbeat(self.client, settings)

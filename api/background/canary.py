@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from api.generation.follow import Feeds, Follower
-from api.models.models import Models, ServedModel
+from api.models.models import ModelRegistry, ServedModel
 from api.schemas.view import View
 from api.settings import ApiSettings
 from control import requests
@@ -25,7 +25,7 @@ TENANT = "canary"
 class Canary:
     """One per process; `check` may be called as often as a probe likes."""
 
-    def __init__(self, batches: Batches, models: Models, follower: Follower, settings: ApiSettings) -> None:
+    def __init__(self, batches: Batches, models: ModelRegistry, follower: Follower, settings: ApiSettings) -> None:
         self._batches = batches
         self._models = models
         self._follower = follower
@@ -58,14 +58,14 @@ class Canary:
             await self._batches.run(served.name, requests.enqueue(request))
             feed.begin(request)
             deadline = time.monotonic() + PATIENCE_S
-            while (left := deadline - time.monotonic()) > 0:
+            while (remaining_s := deadline - time.monotonic()) > 0:
                 feeds.wake.clear()
                 if entries := feed.take():
-                    made = entries[0].token is not None or entries[0].vector is not None
-                    return None if made else f"a trial token failed: {entries[0].cause}"
+                    has_output = entries[0].token is not None or entries[0].vector is not None
+                    return None if has_output else f"a trial token failed: {entries[0].cause}"
                 if feed.error is not None:
                     return f"a trial token failed: {feed.error}"
-                await feeds.wait(left)
+                await feeds.wait(remaining_s)
             await self._models.look()
             if self._models.steps(served.name) != steps:
                 return None  # busy with others' requests: full is not broken

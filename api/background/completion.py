@@ -15,12 +15,12 @@ import structlog
 from api.generation.archive import Archive
 from api.generation.client_request import Caller
 from api.generation.session import Session, Sessions
-from api.generation.stored_answers import StoredAnswers, Unreadable, view_of
+from api.generation.stored_answers import StoredAnswers, UnreadableRecord, view_of
 from api.http.errors import StreamInterrupted, problem
 from api.http.gate import Identity
 from api.http.tasks import PeriodicTask, end
 from api.observability import Metrics, RequestLog
-from api.schemas.view import Cursor
+from api.schemas.view import StreamCursor
 from control.errors import FurrowError, RedisUnavailable, RequestNotFound
 from control.records.responses import (
     KEYLESS,
@@ -86,7 +86,7 @@ class ResponseCompletion:
             status = 200 if failure is None else problem(failure).status
             session.release(status=status, error=None if failure is None else str(failure))
         except asyncio.CancelledError:
-            session.left()
+            session.abandon()
             raise
         except StreamInterrupted as error:
             session.release(status=problem(error).status, error="cut by shutdown")
@@ -153,7 +153,7 @@ class ResponseCompletion:
             if fields["state"] not in ("queued", "running"):
                 await self._answers.rebuild(stored)
                 return
-        except Unreadable:
+        except UnreadableRecord:
             raise  # while its log is there a process of another version may read it
         except RequestNotFound:
             await self._answers.end_lost(stored)
@@ -163,4 +163,4 @@ class ResponseCompletion:
             identity = Identity(stored.tenant, account="" if owner == KEYLESS else stored.tenant)
             caller = Caller(request_log=request_log, tenant=stored.tenant, identity=identity)
             log.info("follows a response that nobody follows", action="follow_response", rid=rid, model=stored.model)
-            self.follow(await self._sessions.resume(Cursor(rid, []), caller, stored.model))
+            self.follow(await self._sessions.resume(StreamCursor(rid, []), caller, stored.model))

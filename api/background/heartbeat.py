@@ -33,8 +33,8 @@ class Heartbeat:
         await self._task.stop()
         # The id stays among the known ones: requests that a cut stream left behind are found by it.
         with contextlib.suppress(RedisUnavailable):
-            gone = membership.drop_api_records(self._settings.api_id)
-            await arun_every(self._client, [read("DEL", self._key, parse=int), gone])
+            drop_records = membership.drop_api_records(self._settings.api_id)
+            await arun_every(self._client, [read("DEL", self._key, parse=int), drop_records])
 
     async def _run(self) -> None:
         try:

@@ -31,14 +31,14 @@ class _Round:
     """The outcome of one round: API processes that are gone, requests that were ended, models with more of them, and
     whether an agent holds the placement lock."""
 
-    gone: list[str]
+    lapsed: list[str]
     ended: dict[str, Reaped]
     placed: bool
 
     @property
     def is_over(self) -> bool:
         """True if nothing is left to be done."""
-        return self.placed and not self.gone and not any(reaped.more for reaped in self.ended.values())
+        return self.placed and not self.lapsed and not any(reaped.more for reaped in self.ended.values())
 
 
 class OrphanReaper:
@@ -52,7 +52,7 @@ class OrphanReaper:
         self._client = client
         self._api_id = api_id
         self._async_client = async_client
-        self._looked = 0.0
+        self._looked_at = 0.0
         self._stranded = StrandedRequests(client)
         self._task = PeriodicTask("reap", self._areap, EVERY_S, delayed=True)
         self.start = self._task.start
@@ -72,34 +72,34 @@ class OrphanReaper:
 
     def _round(self) -> Steps[_Round]:
         """The round trips of every round; one where it is another process's."""
-        held = read("EXISTS", keys.PLACEMENT_LOCK, parse=bool)
-        mine, placed, models = yield [take_round(self._api_id), held, catalog.names()]
+        placement_lock = read("EXISTS", keys.PLACEMENT_LOCK, parse=bool)
+        mine, placed, models = yield [take_round(self._api_id), placement_lock, catalog.names()]
         if not mine:
             return _Round([], {}, True)
-        gone: list[str] = []
-        if time.monotonic() - self._looked >= LOOK_FOR_GONE_EVERY_S:
-            self._looked = time.monotonic()
-            lapsed = yield from gone_apis()
-            gone = lapsed[:GONE_AT_ONCE]
-            if len(lapsed) > len(gone):
-                self._looked = 0.0  # the rest comes in the next round
+        lapsed: list[str] = []
+        if time.monotonic() - self._looked_at >= LOOK_FOR_GONE_EVERY_S:
+            self._looked_at = time.monotonic()
+            all_lapsed = yield from gone_apis()
+            lapsed = all_lapsed[:GONE_AT_ONCE]
+            if len(all_lapsed) > len(lapsed):
+                self._looked_at = 0.0  # the rest comes in the next round
         ended: dict[str, Reaped] = {}
         for at in range(0, len(models), _TOGETHER):
             part = models[at : at + _TOGETHER]
-            ended |= zip(part, (yield [reap(model, gone) for model in part]), strict=True)
+            ended |= zip(part, (yield [reap(model, lapsed) for model in part]), strict=True)
         for model, reaped in ended.items():
             _tell(model, reaped.rids)
-        return _Round(gone, ended, placed)
+        return _Round(lapsed, ended, placed)
 
     def _finish(self, result: _Round) -> None:
         """Do what a round left, which is seldom anything."""
         for model, reaped in result.ended.items():
             if reaped.more:
-                _tell(model, reap_all(self._client, model, result.gone))
-        if result.gone:
+                _tell(model, reap_all(self._client, model, result.lapsed))
+        if result.lapsed:
             # Struck from every request: a process that only slept puts itself back with its next beat.
-            run(self._client, read("SREM", keys.APIS, *result.gone, parse=int))
-            log.info("api processes are gone", action="reap", apis=result.gone)
+            run(self._client, read("SREM", keys.APIS, *result.lapsed, parse=int))
+            log.info("api processes are gone", action="reap", apis=result.lapsed)
         if not result.placed:
             self._end_stranded()
 

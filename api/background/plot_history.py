@@ -9,7 +9,7 @@ do: they may not be reachable, and hold no past. More than an hour, or replicas,
 from __future__ import annotations
 
 from api.http.tasks import PeriodicTask
-from api.models.models import Models
+from api.models.models import ModelRegistry
 from control.clock import now_ms
 from control.errors import RedisFull
 from control.operations.plots import EVERY_MS, Reading, counts_of, keep, sample, take_turn
@@ -20,7 +20,7 @@ from control.redis.connection import arun, arun_every
 class PlotHistory:
     """The counts of the last round, and the samples that follow from them."""
 
-    def __init__(self, client: AsyncRedis, models: Models) -> None:
+    def __init__(self, client: AsyncRedis, models: ModelRegistry) -> None:
         self._client = client
         self._models = models
         self._before: Reading = {}

@@ -30,7 +30,7 @@ class Prompt:
     """
 
     def __init__(self, vocabulary: Vocabulary, view: View, echo: str) -> None:
-        self._text = PromptText(vocabulary, echo) if echo and view.logprobs is not None else None
+        self._text = PromptAlignment(vocabulary, echo) if echo and view.logprobs is not None else None
         self._view = view
 
     def push(self, entry: LogEntry, tokens: list[PromptToken]) -> Piece:
@@ -52,7 +52,7 @@ class Prompt:
         return "" if self._text is None else self._text.take_rest()
 
 
-class PromptText:
+class PromptAlignment:
     """Walks over the tokens of a prompt's text; characters that are split over tokens begin and end with the last one.
 
     What stands between text and tokens is allowed for: a beginning-of-sequence token that the text has not, and a
@@ -145,12 +145,12 @@ class _Choice:
             piece.ids.append(entry.token)
         if entry.finish == "stop" and entry.cause in self._stop_strings and not self._ends_without_text(entry):
             piece.stop = entry.cause
-        said = self._certain(entry)
+        certain = self._certain(entry)
         if self._parser is None:
-            piece.text = said
+            piece.text = certain
         else:
-            self._read(said, entry, piece, self._parser)
-        self._sent += len(said)
+            self._parse(certain, entry, piece, self._parser)
+        self._sent += len(certain)
         while self._waiting and self._waiting[0].end <= self._sent:
             piece.scored.append(self._waiting.popleft())
         if entry.finish is not None:
@@ -161,13 +161,13 @@ class _Choice:
 
     def _certain(self, entry: LogEntry) -> str:
         """The text that is surely part of the answer since this entry."""
-        said = ""
+        certain = ""
         stopped = False
         if entry.token is not None and not self._ends_without_text(entry):
             start = self._produced
             if entry.token in self._hidden:
                 self._marks.append((start, self._hidden[entry.token]))
-            said, stopped = self._text(self._detokenizer.push(entry.token))
+            certain, stopped = self._text(self._detokenizer.push(entry.token))
             if entry.logprobs is not None:
                 self._waiting.append(ScoredToken(entry.token, entry.logprobs, start, self._produced))
         elif entry.token is not None and entry.logprobs is not None and self._view.echo:
@@ -175,19 +175,19 @@ class _Choice:
             self._waiting.append(ScoredToken(entry.token, entry.logprobs, self._produced, self._produced))
         if entry.finish is not None and not stopped:
             rest, stopped = self._text(self._detokenizer.flush())
-            said += rest if stopped else rest + self._stops.flush()
-        return said
+            certain += rest if stopped else rest + self._stops.flush()
+        return certain
 
-    def _read(self, said: str, entry: LogEntry, piece: Piece, parser: AnswerParser) -> None:
+    def _parse(self, certain: str, entry: LogEntry, piece: Piece, parser: AnswerParser) -> None:
         """Pass certain text, and the marks in it, through the parser."""
         before = parser.thinking
         at = self._sent
-        while self._marks and self._marks[0][0] <= self._sent + len(said):
+        while self._marks and self._marks[0][0] <= self._sent + len(certain):
             place, mark = self._marks.popleft()
-            parser.push(said[at - self._sent : place - self._sent], piece)
+            parser.push(certain[at - self._sent : place - self._sent], piece)
             parser.mark(mark, piece)
             at = place
-        parser.push(said[at - self._sent :], piece)
+        parser.push(certain[at - self._sent :], piece)
         if entry.finish is not None:
             parser.end(piece)
             if entry.finish == "stop" and parser.called and self._ends_with_call:

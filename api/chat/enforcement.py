@@ -1,4 +1,4 @@
-"""A grammar for calls in the model's own form, and for reasoning before what is demanded: what makes it certain.
+"""The grammar that enforces calls in the model's own form, and that allows reasoning before a demanded answer.
 
 It is made from the data by which answers are read. The text is Lark with `%json`, as llguidance reads it; a token that
 was added to the vocabulary stands as `<[id]>`, because quoted text never matches one.
@@ -17,9 +17,6 @@ from api.chat.tokens import Vocabulary
 from api.schemas.chat import LARK, Function, Offer
 from api.schemas.escaped_lark import in_json_string
 from api.schemas.view import CallFormat, ThinkingMarks
-
-# --- Calls and reasoning ---------------------------------------------------------------------------------------------
-
 
 _TEXT = "TEXT: /(.|\\n)+/"
 _ONE_SPACE = {"whitespace_pattern": "[ ]?"}
@@ -238,13 +235,6 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-# --- Arguments that are not JSON -------------------------------------------------------------------------------------
-
-# Rules for arguments with bare keys and quotes of their own, or in Python's words, from a function's schema.
-#
-# They bound types, enumerations, required names and nesting; other keywords of a schema are passed over.
-
-
 _DEPTH = 12
 _QUOTE = json.dumps('"')
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -252,7 +242,12 @@ Schema = dict[str, Any]
 
 
 class RelaxedGrammar:
-    """The rules of one function's arguments; their names begin with `prefix`."""
+    """The rules of one function's arguments, from its schema, where these are not JSON.
+
+    The arguments have bare keys and other quotes, or are in Python's words. The names of the rules begin with `prefix`.
+
+    The rules bound types, enumerations, required names and nesting; other keywords of a schema are passed over.
+    """
 
     def __init__(self, prefix: str, quote: str, *, python: bool) -> None:
         """`quote` is the mark around a text, as Lark."""
@@ -282,7 +277,6 @@ class RelaxedGrammar:
         required = set(cast(list[str], schema.get("required") or []))
         comma = '", "' if self._python else '","'
         following = '""'
-        started: str | None = None
         # From the last to the first: `following` are the members behind one that is there, `started` those where none
         # is there yet.
         started = '""'
@@ -307,7 +301,7 @@ class RelaxedGrammar:
             return "(" + " | ".join(self._constant(value) for value in values) + ")"
         for name in ("anyOf", "oneOf"):
             if isinstance(schema.get(name), list) and schema[name]:
-                return "(" + " | ".join(self._value(one, depth + 1) for one in schema[name]) + ")"
+                return "(" + " | ".join(self._value(choice, depth + 1) for choice in schema[name]) + ")"
         kinds = schema.get("type")
         if isinstance(kinds, list):
             return "(" + " | ".join(self._value(schema | {"type": kind}, depth + 1) for kind in kinds) + ")"

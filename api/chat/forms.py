@@ -22,7 +22,7 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """None: the model has no such thing, or writes it in a form that is not known here."""
+    """The forms in which a model writes; None where it has no such thing, or writes it in an unknown form."""
 
     calls: CallFormat | None = None
     thinking: ThinkingMarks | None = None

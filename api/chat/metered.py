@@ -51,7 +51,7 @@ class NeedsProcess(Exception):
 
 
 class Exhausted(NeedsProcess):
-    """It costs too much."""
+    """The rendering costs too much."""
 
 
 @dataclass(slots=True)
@@ -89,8 +89,10 @@ class Meter:
             self.charge(_MEASURED * len(level))
             depth += 1
             below: list[Any] = []
-            for one in level:
-                elements: list[Any] = [*one, *one.values()] if isinstance(one, dict) else list(one)
+            for container in level:
+                elements: list[Any] = (
+                    [*container, *container.values()] if isinstance(container, dict) else list(container)
+                )
                 self.charge(_MEASURED * len(elements))
                 for element in elements:
                     if isinstance(element, str):
@@ -307,7 +309,7 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             price = next((prices.get(name) for kind, prices in _METHODS if isinstance(owner, kind)), None)
             if price is None:
                 raise NeedsProcess(f"it calls '{name}'")
-            _pay(price, meter, owner, *args, **{key: one for key, one in kwargs.items() if not key.startswith("_")})
+            _pay(price, meter, owner, *args, **{key: value for key, value in kwargs.items() if not key.startswith("_")})
             return
         price = self._functions.get(id(called))
         if price is not None:
@@ -531,12 +533,12 @@ def _join(meter: Meter, value: Any, separator: Any = "", attribute: Any = None) 
 
 
 def _text_of_all(meter: Meter, values: Any) -> None:
-    markup = _ESCAPED if any(isinstance(one, Markup) for one in values) else 1
-    for one in values:
-        if isinstance(one, str):
-            meter.charge_text(markup * len(one))
+    markup = _ESCAPED if any(isinstance(element, Markup) for element in values) else 1
+    for element in values:
+        if isinstance(element, str):
+            meter.charge_text(markup * len(element))
         else:
-            meter.charge_value(one)
+            meter.charge_value(element)
 
 
 def _length(value: Any) -> int:
@@ -550,7 +552,7 @@ def _replace(meter: Meter, value: Any, old: Any, new: Any, count: Any = None) ->
     if not isinstance(value, str) or not isinstance(old, str):
         raise NeedsProcess("it replaces parts of what is no text")
     number = value.count(old)
-    markup = any(isinstance(one, Markup) for one in (value, old, new))
+    markup = any(isinstance(text, Markup) for text in (value, old, new))
     meter.charge_text((len(value) + number * _length(new)) * (_ESCAPED if markup else 1))
 
 
@@ -646,8 +648,8 @@ def _join_method(meter: Meter, separator: str, values: Any) -> None:
 
 def _whole(meter: Meter, value: Any, *args: Any) -> None:
     meter.charge_value(value, 1)
-    for one in args:
-        meter.charge_value(one, 1)
+    for argument in args:
+        meter.charge_value(argument, 1)
 
 
 def _get(meter: Meter, mapping: Any, key: Any, default: Any = None) -> None:
@@ -684,13 +686,13 @@ _METHODS: tuple[tuple[type, dict[str, Price]], ...] = (
 
 def _time(meter: Meter, pattern: Any) -> None:
     meter.charge_text(_length(pattern))
-    if len(pattern) > 200 or any(one.isdigit() for one in pattern):  # a width, which the C library may obey
+    if len(pattern) > 200 or any(character.isdigit() for character in pattern):  # a width, which the C library may obey
         raise NeedsProcess("its pattern of a time has no price")
 
 
 def _copy(meter: Meter, *args: Any) -> None:
-    for one in args:
-        meter.charge(len(one))
+    for argument in args:
+        meter.charge(len(argument))
 
 
 _FUNCTIONS: dict[str, Callable[..., None]] = {
@@ -702,11 +704,11 @@ _FUNCTIONS: dict[str, Callable[..., None]] = {
 
 
 def _arithmetic(meter: Meter, left: Any, right: Any = 1) -> None:
-    for one in (left, right):
-        if isinstance(one, int) and one.bit_length() <= _BITS:
-            meter.charge(1 + one.bit_length() // 64)
-        elif not isinstance(one, (float, Undefined)):
-            raise NeedsProcess(f"it calculates with a {type(one).__name__}")
+    for operand in (left, right):
+        if isinstance(operand, int) and operand.bit_length() <= _BITS:
+            meter.charge(1 + operand.bit_length() // 64)
+        elif not isinstance(operand, (float, Undefined)):
+            raise NeedsProcess(f"it calculates with a {type(operand).__name__}")
 
 
 def _add(meter: Meter, left: Any, right: Any) -> None:

@@ -21,7 +21,7 @@ class TextArgument:
         self._head = re.compile(rf'\s*\{{\s*"{re.escape(name)}"\s*:\s*"')
         self._state: Literal["head", "text", "over"] = "head"
         self._raw: list[str] = []
-        self._held = ""
+        self._pending = ""
         self._texts: list[str] = []
 
     @property
@@ -32,18 +32,18 @@ class TextArgument:
     def push(self, text: str) -> str:
         """The part of the value that `text` adds."""
         self._raw.append(text)
-        if self._state == "over" or (self._state == "head" and len(self._held) > _HEAD_CHARACTERS):
+        if self._state == "over" or (self._state == "head" and len(self._pending) > _HEAD_CHARACTERS):
             return ""
-        self._held += text
+        self._pending += text
         if self._state == "head":
-            head = self._head.match(self._held)
+            head = self._head.match(self._pending)
             if head is None:
                 return ""
-            self._held = self._held[head.end() :]
+            self._pending = self._pending[head.end() :]
             self._state = "text"
-        said = self._read()
-        self._texts.append(said)
-        return said
+        part = self._decode()
+        self._texts.append(part)
+        return part
 
     def end(self) -> str:
         """The rest of the value: all of it where the arguments have another form."""
@@ -61,27 +61,27 @@ class TextArgument:
         value = cast("dict[str, Any]", parsed).get(self._name) if isinstance(parsed, dict) else None
         return value if isinstance(value, str) else "" if parsed == {} else raw
 
-    def _read(self) -> str:
-        """Decode the held text up to the closing quote, or up to an escape that is cut short."""
+    def _decode(self) -> str:
+        """Decode the pending text up to the closing quote, or up to an escape that is cut short."""
         parts: list[str] = []
         at = 0
-        held = self._held
+        pending = self._pending
         while True:
-            plain = _PLAIN.match(held, at)
+            plain = _PLAIN.match(pending, at)
             assert plain is not None
             parts.append(plain[0])
             at = plain.end()
-            if at == len(held):
+            if at == len(pending):
                 break
-            if held[at] == '"':
+            if pending[at] == '"':
                 self._state = "over"
                 break
-            decoded, length = _escape(held, at)
+            decoded, length = _escape(pending, at)
             if not length:
                 break
             parts.append(decoded)
             at += length
-        self._held = held[at:]
+        self._pending = pending[at:]
         return "".join(parts)
 
 

@@ -67,9 +67,13 @@ class OwnEncoder:
         # Of the tokenizer's calls only those for a batch let other threads run meanwhile.
         if any(isinstance(text, tuple) for text in texts):
             encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=special)
-            return [Tokenized(one.ids, one.type_ids.index(1) if 1 in one.type_ids else 0) for one in encodings]
+            return [
+                Tokenized(encoding.ids, encoding.type_ids.index(1) if 1 in encoding.type_ids else 0)
+                for encoding in encodings
+            ]
         return [
-            Tokenized(one.ids) for one in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)
+            Tokenized(encoding.ids)
+            for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)
         ]
 
 

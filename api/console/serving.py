@@ -15,11 +15,6 @@ from litestar import Request, Response, Router, get
 from litestar.exceptions import NotFoundException
 from litestar.params import FromPath
 
-# --- Files -----------------------------------------------------------------------------------------------------------
-
-# The console's files as they are sent: read once, each with its type and an ETag of its content.
-
-
 FOLDER = Path(__file__).parent / "static"
 TYPES = {
     ".html": "text/html",
@@ -31,7 +26,7 @@ TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ConsoleFile:
-    """The bytes of a file. `etag` is quoted, as the header has it."""
+    """A file as it is sent. `etag` is quoted, as in the header."""
 
     body: bytes
     media_type: str
@@ -47,9 +42,6 @@ def read_files(folder: Path = FOLDER) -> dict[str, ConsoleFile]:
 def _read(path: Path) -> ConsoleFile:
     body = path.read_bytes()
     return ConsoleFile(body, TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
-
-
-# --- Routes ----------------------------------------------------------------------------------------------------------
 
 
 POLICY = "; ".join(

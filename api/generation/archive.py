@@ -74,7 +74,7 @@ class Archive:
     def __init__(self, batches: Batches, settings: ApiSettings) -> None:
         self._batches = batches
         self.ttl_ms = round(settings.response_ttl * 1000)
-        self._asked = settings.response_bytes
+        self._owner_bytes = settings.response_bytes
         self._number = settings.response_number
         self.quota = Quota(settings.response_bytes or _UNKNOWN_MEMORY // STORED_SHARE**2, settings.response_number)
         """Of each owner, as things are now."""
@@ -86,7 +86,7 @@ class Archive:
         memory = min((server.most or server.machine // STORED_SHARE for server in servers), default=0)
         together = (memory or _UNKNOWN_MEMORY) // STORED_SHARE
         self.image_bounds = _image_bounds(memory or _UNKNOWN_MEMORY)
-        each = self._asked or together // STORED_SHARE
+        each = self._owner_bytes or together // STORED_SHARE
         self.quota = Quota(min(each, together // max(1, owners)), self._number)
 
     @property
@@ -145,12 +145,12 @@ class Archive:
         """Raises RequestNotFound for a response that is unknown, expired, deleted, or another tenant's."""
         stored = await self.find(identity, who) if identity.startswith("resp_") else None
         if stored is None:
-            raise self._gone(f"Response with id '{identity}' not found", param)
+            raise self._not_found(f"Response with id '{identity}' not found", param)
         return stored
 
-    def _gone(self, what: str, param: str | None) -> RequestNotFound:
+    def _not_found(self, text: str, param: str | None) -> RequestNotFound:
         return RequestNotFound(
-            f"{what}. It may have been sent with 'store': false, been deleted, have ended more than "
+            f"{text}. It may have been sent with 'store': false, been deleted, have ended more than "
             f"{self.ttl_ms / 3_600_000:g} hours ago, or have been removed to store newer ones ({self.limits}).",
             param=param,
             code="response_not_found",
@@ -175,7 +175,7 @@ class Archive:
         for rid, record in zip(rids, records, strict=True):
             if record is None or record.tenant != last.tenant:
                 text = f"Response with id 'resp_{rid}', which 'resp_{last.rid}' continues, is gone"
-                raise self._gone(text, param)
+                raise self._not_found(text, param)
         await self._batches.run_every(_LANE, use_responses([*rids, last.rid], last.owner, self.ttl_ms))
         return [*(record for record in records if record is not None), last]
 

@@ -50,7 +50,7 @@ from api.schemas.answers import (
     encoded_once,
 )
 from api.schemas.response_answers import ResponseObject, Status
-from api.schemas.view import Cursor, View, answer_id
+from api.schemas.view import StreamCursor, View, answer_id
 from control.messages import FinishReason, LogEntry, PromptToken
 from control.requests import member_rid
 
@@ -63,7 +63,7 @@ def finite(logprob: float) -> float:
 def token_logprobs(vocabulary: Vocabulary, name: Callable[[int], str], tokens: list[ScoredToken]) -> list[TokenLogprob]:
     """Each token by its name, with its bytes, its log probability and its alternatives, best first; encoded."""
 
-    def one(token: int, logprob: float) -> TopLogprob:
+    def top_logprob(token: int, logprob: float) -> TopLogprob:
         return TopLogprob(name(token), finite(logprob), list(vocabulary.token_bytes(token)))
 
     return [
@@ -72,7 +72,7 @@ def token_logprobs(vocabulary: Vocabulary, name: Callable[[int], str], tokens: l
                 name(token.token),
                 finite(token.logprobs.chosen),
                 list(vocabulary.token_bytes(token.token)),
-                [one(other, logprob) for other, logprob in token.logprobs.top],
+                [top_logprob(other, logprob) for other, logprob in token.logprobs.top],
             )
         )
         for token in tokens
@@ -205,8 +205,8 @@ class Writer(ABC, Generic[Chunk]):
         ranked = {token.token: (token.logprob, token.rank)}
         ranked |= {other: (logprob, place) for place, (other, logprob) in enumerate(token.top[:count], 1)}
         return {
-            str(one): PromptLogprob(finite(logprob), rank, self._vocabulary.token_text(one))
-            for one, (logprob, rank) in ranked.items()
+            str(token_id): PromptLogprob(finite(logprob), rank, self._vocabulary.token_text(token_id))
+            for token_id, (logprob, rank) in ranked.items()
         }
 
 
@@ -333,8 +333,8 @@ class CompletionWriter(Writer[CompletionChunk]):
         """Of each token its name, its log probability, its alternatives and its place."""
         scored = ((token, token.logprobs) for token in tokens)
         return [
-            (self._name(token.token), one and finite(one.chosen), encoded_once(self._top(token)), token.start)
-            for token, one in scored
+            (self._name(token.token), logprobs and finite(logprobs.chosen), encoded_once(self._top(token)), token.start)
+            for token, logprobs in scored
         ]
 
     def _joined(self, encoded: list[tuple[str, float | None, dict[str, float] | None, int]]) -> CompletionLogprobs:
@@ -363,7 +363,7 @@ class CompletionWriter(Writer[CompletionChunk]):
             return None
         # Of tokens that read alike the likeliest is shown: the best come first.
         ranked = [(token.token, logprobs.chosen), *reversed(logprobs.top)]
-        return {self._name(one): finite(logprob) for one, logprob in ranked}
+        return {self._name(token_id): finite(logprob) for token_id, logprob in ranked}
 
 
 _NS_PER_MS = 1_000_000
@@ -444,7 +444,7 @@ class StreamRenderer:
     """The whole answer, of a stream too, where it is to outlive its request."""
 
     def __init__(
-        self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int, resume: Cursor | None = None
+        self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int, resume: StreamCursor | None = None
     ) -> None:
         self.view = self._view = view
         kind = ChatWriter if view.endpoint == "chat" else CompletionWriter
@@ -454,7 +454,7 @@ class StreamRenderer:
             PieceDecoder(vocabulary, view, member_rid(rid, member), view.echo_of(member))
             for member in range(view.members)
         ]
-        self._cursor = Cursor(rid, [(0, 0)] * view.members)
+        self._cursor = StreamCursor(rid, [(0, 0)] * view.members)
         self._resumed_at = list(resume.places) if resume is not None and resume.places else [(0, 0)] * view.members
         self._opened = False
         self._durations = Durations(view)
@@ -499,7 +499,9 @@ class StreamRenderer:
     def place(self) -> str | None:
         """The id of the last event that the client has; None before the first."""
         places = [max(pair) for pair in zip(self._cursor.places, self._resumed_at, strict=True)]
-        return Cursor(self._cursor.rid, places).encode().decode() if any(seq or part for seq, part in places) else None
+        if not any(seq or part for seq, part in places):
+            return None
+        return StreamCursor(self._cursor.rid, places).encode().decode()
 
     @property
     def usage(self) -> TokenCounts:

@@ -37,7 +37,7 @@ from api.schemas.completions import CompletionRequest
 from api.schemas.converted import Converted
 from api.schemas.decoding import Names, Warnings, naming
 from api.schemas.embeddings import InputFields
-from api.schemas.generation import MAX_BIASES, CommonFields, Constraint, check_bad_word_tokens, grammar_of
+from api.schemas.generation import MAX_BIASES, CommonFields, RequestedGrammar, check_bad_word_tokens, grammar_of
 from api.schemas.image_parts import ImageSource
 from api.schemas.llama_cpp import Filling, LlamaCppCompletion, NativeCompletion
 from api.schemas.ollama import RawPrompt
@@ -86,7 +86,7 @@ class Caller:
         `on_disconnect` is the body's field, which goes before the header.
         """
         policy = self.on_disconnect if on_disconnect is None else on_disconnect
-        if policy in (None, "cancel") and self.client.gone():
+        if policy in (None, "cancel") and self.client.has_left():
             raise ClientDisconnected
 
 
@@ -118,7 +118,7 @@ class RenderedPrompts:
 
     texts: list[str | list[int]]
     reading: Reading | None
-    constraint: Constraint | None
+    constraint: RequestedGrammar | None
     images: list[ImageSource]
     warnings: Sequence[tuple[str, str]] = ()
     """The parts of the body without their whole effect, each with its parameter."""
@@ -206,7 +206,7 @@ async def tokenize_prompts(
     most = served.assets.most_tokens
     loaded = await served.images.load(prompts.images, image_input, most, images)
     prompt, placed_images = await off_loop(len(prompt) + most, placed, prompt, loaded, image_input)
-    return TokenizedPrompts([prompt], placed_images, [one.pieces for one in loaded])
+    return TokenizedPrompts([prompt], placed_images, [image.pieces for image in loaded])
 
 
 async def _tokens(texts: list[str | list[int]], body: Body, served: ServedModel, tenant: str) -> list[list[int]]:

@@ -123,13 +123,13 @@ def _answers(items: list[Item], turn: list[int]) -> list[list[int]]:
 def _surely_dropped(items: list[Item], steps: list[list[int]], most_characters: int) -> int:
     """The number of steps that must go because the rest would be too long, however it is tokenised."""
     sizes = [size_of(item) for item in items]
-    gone: set[int] = set()
+    dropped: set[int] = set()
     characters = sum(sizes)
     for count, step in enumerate(steps):
-        if characters <= most_characters and len(items) - len(gone) < MAX_ITEMS:
+        if characters <= most_characters and len(items) - len(dropped) < MAX_ITEMS:
             return count
-        characters -= sum(sizes[index] for index in step if index not in gone)
-        gone.update(step)
+        characters -= sum(sizes[index] for index in step if index not in dropped)
+        dropped.update(step)
     return len(steps)
 
 
@@ -170,8 +170,8 @@ async def edited(request: Converted, served: ServedModel, size: int, images: Req
         remaining = await count(shorter)
         if edit.clear_at_least is not None and tokens - remaining < edit.clear_at_least.value:
             continue
-        what = "cleared_thinking_turns" if edit.type == CLEAR_THINKING else "cleared_tool_uses"
-        applied.append({"type": edit.type, what: cleared, "cleared_input_tokens": max(0, tokens - remaining)})
+        counter = "cleared_thinking_turns" if edit.type == CLEAR_THINKING else "cleared_tool_uses"
+        applied.append({"type": edit.type, counter: cleared, "cleared_input_tokens": max(0, tokens - remaining)})
         request = shorter
         tokens = remaining
     if request.edits is None:

@@ -20,7 +20,7 @@ from api.generation.seals import Seal
 from api.schemas.answers import encode
 from api.schemas.messages import MessageEvent, MessageObject
 from api.schemas.response_answers import ResponseEvent, ResponseObject, Status
-from api.schemas.view import Cursor, View
+from api.schemas.view import StreamCursor, View
 from control.messages import LogEntry
 
 Event = ResponseEvent | MessageEvent
@@ -35,7 +35,7 @@ class EventRenderer(StreamRenderer):
         view: View,
         vocabulary: Vocabulary,
         prompt_tokens: int,
-        resume: Cursor | None = None,
+        resume: StreamCursor | None = None,
         seal: Seal | None = None,
     ) -> None:
         super().__init__(rid, view, vocabulary, prompt_tokens, resume)

@@ -14,16 +14,20 @@ from api.chat.piece import Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.generation.chunks import StreamRenderer, finite
 from api.http.errors import problem
-from api.schemas.answers import (
+from api.schemas.answers import Timings, encode
+from api.schemas.llama_cpp import (
+    FIELDS,
+    FILLS,
+    PROMPT_TOKENS,
+    PROMPTS,
+    SETTINGS,
+    SHOWS_IDS,
     NativeLogprob,
     NativePart,
     NativeResult,
     NativeTokenLogprob,
-    Timings,
-    encode,
 )
-from api.schemas.llama_cpp import FIELDS, FILLS, PROMPT_TOKENS, PROMPTS, SETTINGS, SHOWS_IDS
-from api.schemas.view import Cursor, View
+from api.schemas.view import StreamCursor, View
 
 # Parts of an entry.
 _TEXT = 1
@@ -35,7 +39,7 @@ class NativeRenderer(StreamRenderer):
     choice, without `[DONE]`."""
 
     def __init__(
-        self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int, resume: Cursor | None = None
+        self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int, resume: StreamCursor | None = None
     ) -> None:
         super().__init__(rid, view, vocabulary, prompt_tokens, resume)
         self._vocabulary = vocabulary

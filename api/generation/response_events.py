@@ -275,7 +275,9 @@ class GrowingAction(GrowingCall):
         """A list of texts; a model may write one text in its place."""
         argument = self._arguments().get(name)
         if isinstance(argument, list):
-            return [one if isinstance(one, str) else json.dumps(one) for one in cast("list[Any]", argument)]
+            return [
+                element if isinstance(element, str) else json.dumps(element) for element in cast("list[Any]", argument)
+            ]
         return [argument] if isinstance(argument, str) else []
 
     def _whole_number(self, name: str) -> int | None:
@@ -342,7 +344,7 @@ _CALLS: dict[str, type[GrowingCall]] = {
 
 
 class ResponseEventBuilder:
-    """One response, as a pure state machine: ids of items follow from the request's, so that a resume says the same."""
+    """One response, as a pure state machine. Ids of items follow from the request's: a resumed stream has the same."""
 
     def __init__(self, rid: str, view: View, vocabulary: Vocabulary, seal: Seal | None = None) -> None:
         self._rid = rid

@@ -1,5 +1,5 @@
-"""One client that follows one answer: its session, opened for a new request or for one that is there, and the bytes
-that it gets, from the feeds through the renderer.
+"""A client that follows an answer: its session, opened for a new request or for one that exists already, and the bytes
+that it is sent, from the feeds through the renderer.
 
 A client gets one body, or server-sent events: ready tokens joined, comments meanwhile, an error event at a late
 failure. A fresh refusal by a full queue is repeated without tokenising the prompt and asking Redis again
@@ -29,8 +29,9 @@ from api.generation.event_rendering import EventRenderer
 from api.generation.follow import Feeds, Follower
 from api.generation.native_rendering import NativeRenderer
 from api.generation.ollama_rendering import OllamaRenderer
+from api.generation.pooling_request import pooling_request
 from api.generation.seals import Seal, Seals
-from api.generation.vectors import VECTORS, VectorRenderer, pooling_request
+from api.generation.vector_rendering import VECTORS, VectorRenderer
 from api.http.errors import (
     CLIENT_LEFT,
     CLIENT_LEFT_TEXT,
@@ -43,10 +44,10 @@ from api.http.limits import Limiter
 from api.http.turns import off_loop
 from api.http.uvicorn_hooks import BodyWriter
 from api.models.grammar import GrammarChecks
-from api.models.models import Models, ServedModel
+from api.models.models import ModelRegistry, ServedModel
 from api.observability import WaitLog
 from api.schemas.embeddings import InputsRequest
-from api.schemas.view import Cursor, View, decode_view
+from api.schemas.view import StreamCursor, View, decode_view
 from api.settings import ApiSettings
 from control import requests
 from control.clock import now_ms
@@ -68,7 +69,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class Shutdown:
+class ShutdownState:
     """The stage of the process's end."""
 
     draining: bool = False
@@ -80,9 +81,6 @@ class Shutdown:
         """Raises ShuttingDown once no new stream may begin."""
         if self.draining:
             raise ShuttingDown("This API process is shutting down. Send the request to another one, or retry shortly.")
-
-
-# --- A session -------------------------------------------------------------------------------------------------------
 
 
 ENTRY_BYTES = 20
@@ -113,7 +111,7 @@ class Session:
     renderer: StreamRenderer
     caller: Caller
     settings: ApiSettings
-    shutdown: Shutdown
+    shutdown: ShutdownState
     load_stage: Callable[[], str | None]
     """The stage of the model's load; None if it serves."""
     complete: Callable[[bytes, bytes], Awaitable[object]]
@@ -194,11 +192,12 @@ class Session:
 
     def client_left(self) -> None:
         """Called when the client leaves: its request is withdrawn at once, and its reader woken."""
-        self.left()
+        self.abandon()
         self.feeds.wake.set()
 
-    def left(self) -> None:
-        """The connection is gone before the end: the client closed it, or read nothing, or this process stops."""
+    def abandon(self) -> None:
+        """Release the session of a connection that is gone before the end: the client closed it or read nothing, or
+        this process stops."""
         if self.caller.client.stalled:
             text = "cut: the client read nothing"
         else:
@@ -249,7 +248,7 @@ def renderer_of(
     view: View,
     vocabulary: Vocabulary,
     prompt_tokens: int,
-    resume: Cursor | None = None,
+    resume: StreamCursor | None = None,
     seal: Seal | None = None,
 ) -> StreamRenderer:
     """The renderer of the endpoint that the request came to; `seal` is needed where `view.sealed`."""
@@ -262,9 +261,6 @@ def renderer_of(
     if view.endpoint in ("infill", "completion"):
         return NativeRenderer(rid, view, vocabulary, prompt_tokens, resume)
     return StreamRenderer(rid, view, vocabulary, prompt_tokens, resume)
-
-
-# --- Its stream ------------------------------------------------------------------------------------------------------
 
 
 STREAM_HEADERS = {
@@ -281,7 +277,7 @@ STAGE_EVERY_S = 1.0
 
 
 class EventStream(Response[None]):
-    """The response of a stream; the client's leaving releases the request.
+    """The response of a stream. It releases the request where the client leaves.
 
     It is an ASGI application itself: the framework's stream watches each client with a task of its own, which costs as
     much as the admission of a request.
@@ -305,7 +301,7 @@ class EventStream(Response[None]):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await stream.aclose()
-            self._session.left()  # where the client left before the first event
+            self._session.abandon()  # where the client left before the first event
 
 
 async def events(session: Session) -> AsyncGenerator[bytes]:
@@ -321,7 +317,7 @@ async def events(session: Session) -> AsyncGenerator[bytes]:
                 yield data
         failure = renderer.failure
     except ClientDisconnected:
-        session.left()
+        session.abandon()
         return
     except StreamInterrupted as error:
         yield renderer.interruption(error)
@@ -330,7 +326,7 @@ async def events(session: Session) -> AsyncGenerator[bytes]:
     except Exception as error:
         failure = error
     except (asyncio.CancelledError, GeneratorExit):
-        session.left()
+        session.abandon()
         raise
     closing = renderer.end(failure)
     await session.store()
@@ -344,7 +340,7 @@ async def events(session: Session) -> AsyncGenerator[bytes]:
 class _DirectWriter:
     """Writes the tokens of a stream as they come, while its task waits: to wake the task costs as much as all the rest.
 
-    Where the client reads too slowly, the answer has ended or something has failed, the task is woken to see to it.
+    Where the client reads too slowly, the answer has ended or something has failed, the task is woken to handle it.
     """
 
     def __init__(self, session: Session, body: BodyWriter) -> None:
@@ -431,9 +427,6 @@ async def _tokens(session: Session) -> AsyncGenerator[bytes]:
         await feeds.wait(pause if stage is None else min(pause, STAGE_EVERY_S), write)
 
 
-# --- Opening sessions ------------------------------------------------------------------------------------------------
-
-
 FRESH_S = 0.1
 """Seconds for which a refusal stands. Few places become free meanwhile, so a queue worth waiting in doesn't run dry."""
 _MOST = 4096
@@ -473,14 +466,14 @@ class Sessions:
         self,
         follower: Follower,
         batches: Batches,
-        models: Models,
+        models: ModelRegistry,
         archive: Archive,
         seals: Seals,
         grammars: GrammarChecks,
         limiter: Limiter,
         waits: WaitLog,
         settings: ApiSettings,
-        shutdown: Shutdown,
+        shutdown: ShutdownState,
     ) -> None:
         self._follower = follower
         self._batches = batches
@@ -568,7 +561,7 @@ class Sessions:
 
     async def find(self, rid: str, tenant: str, model: str | None = None) -> tuple[ServedModel, dict[str, str]]:
         """The model and the hash of a request; looks in every model unless one is named, whatever its state. Raises
-        RequestNotFound, and as `Models.resolve`."""
+        RequestNotFound, and as `ModelRegistry.resolve`."""
         served = None
         if model is not None:
             served = await self._models.find(self._models.real_name(model)) or await self._models.resolve(model)
@@ -591,7 +584,7 @@ class Sessions:
             raise
         return await self._models.find(model), followed.fields
 
-    async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Session:
+    async def resume(self, cursor: StreamCursor, caller: Caller, model: str | None) -> Session:
         """Follow a request from the places of the cursor, or from its beginning if it has none.
 
         Places prove that the request existed. If it is gone, Redis may have lost it a moment ago: another process that
@@ -614,7 +607,7 @@ class Sessions:
                 raise ShuttingDown("This API process is shutting down. Send the request to another one.")
             await asyncio.sleep(_LOOK_AGAIN_S)
 
-    async def _follow(self, cursor: Cursor, caller: Caller, model: str | None) -> Session:
+    async def _follow(self, cursor: StreamCursor, caller: Caller, model: str | None) -> Session:
         served, fields = await self.find(cursor.rid, caller.tenant, model)
         view = decode_view(fields["view"])
         if view.member:
@@ -650,7 +643,9 @@ class Sessions:
             settle_limits=partial(self._limiter.settler.nudge, feeds.model) if identity.limited else None,
         )
 
-    async def _join(self, feeds: Feeds, served: ServedModel, caller: Caller, cursor: Cursor | None = None) -> Session:
+    async def _join(
+        self, feeds: Feeds, served: ServedModel, caller: Caller, cursor: StreamCursor | None = None
+    ) -> Session:
         """The session of a request that runs already, shown by its own view."""
         caller.request_log.know(rid=feeds.rid)
         await feeds.meet()

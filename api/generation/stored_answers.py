@@ -1,5 +1,5 @@
-"""Stored answers as they are now: of the record, or of the token log of a request that has not ended or was not stored;
-and the stored chat completions of a tenant, as the routes read and change them.
+"""Stored answers as they are now, from the record, or from the token log of a request that has not ended or was not
+stored; and the stored chat completions of a tenant, as the routes read and change them.
 
 Answers whose HTTP handler is gone are stored from here too, once their log has its end.
 """
@@ -55,7 +55,7 @@ _WITHOUT_VOCABULARY = (
 )
 
 
-class Unreadable(RequestNotFound):
+class UnreadableRecord(RequestNotFound):
     """The record of a response does not say how its answer is shown."""
 
 
@@ -66,7 +66,7 @@ def _failed(stored: StoredResponse, why: str) -> bytes:
 
 
 def view_of(stored: StoredResponse) -> View:
-    """The view of the stored answer. Raises Unreadable."""
+    """The view of the stored answer. Raises UnreadableRecord."""
     try:
         view = decode_view(stored.view)
     except msgspec.MsgspecError as error:
@@ -76,8 +76,8 @@ def view_of(stored: StoredResponse) -> View:
     return view
 
 
-def _unreadable(stored: StoredResponse, why: str) -> Unreadable:
-    return Unreadable(
+def _unreadable(stored: StoredResponse, why: str) -> UnreadableRecord:
+    return UnreadableRecord(
         f"The record of the response 'resp_{stored.rid}' can't be read, as it was damaged or written by another "
         f"version ({why}). Send the request again.",
         code="response_not_found",
@@ -184,14 +184,11 @@ class StoredAnswers:
         """End a response whose log is gone; one that can't be shown is dropped."""
         try:
             body = _failed(stored, _LOST)
-        except Unreadable as error:
+        except UnreadableRecord as error:
             log.warning("dropped a response", action="drop_response", rid=stored.rid, why=str(error))
             await self._archive.drop(stored.rid, stored.owner)
             return
         await self._archive.complete(stored.rid, stored.owner, body)
-
-
-# --- The chats of a tenant -------------------------------------------------------------------------------------------
 
 
 _ID = re.compile(r"chatcmpl-([0-9a-f]{32})")
@@ -209,7 +206,7 @@ class StoredPage:
 
 
 class StoredChats:
-    """Records of requests with `store: true`; one that has not ended yet is not there for a client."""
+    """Records of requests with `store: true`; clients do not see one that has not ended yet."""
 
     def __init__(self, batches: Batches, archive: Archive, answers: StoredAnswers) -> None:
         self._batches = batches
@@ -222,10 +219,10 @@ class StoredChats:
         match = _ID.fullmatch(identity)
         entry = await self._read(match[1], who) if match is not None else None
         if entry is None:
-            raise self._gone(identity, param)
+            raise self._not_found(identity, param)
         return entry
 
-    def _gone(self, identity: str, param: str | None) -> RequestNotFound:
+    def _not_found(self, identity: str, param: str | None) -> RequestNotFound:
         return RequestNotFound(
             f"Chat completion with id '{identity}' not found. It may have been sent without 'store': true, not "
             f"have ended yet, or have been deleted or removed to store newer ones ({self._archive.limits}).",
@@ -249,16 +246,16 @@ class StoredChats:
         """
         place = await self._place_after(after, who, newest_first)
         bodies = list[bytes]()
-        looked = 0
+        records_read = 0
         last = ""
         async for rid, matches in self._all(who, place, newest_first, model, labels):
             if matches and (stored := await self._read(rid, who, with_input=False)) is not None:
                 if len(bodies) == limit:
                     return StoredPage(bodies, last)
-                bodies.append(shown(stored))
+                bodies.append(stored_body(stored))
                 last = rid
-            looked += 1
-            if looked == MOST_LOOKED:
+            records_read += 1
+            if records_read == MOST_LOOKED:
                 return StoredPage(bodies, rid)
         return StoredPage(bodies, "")
 
@@ -280,7 +277,7 @@ class StoredChats:
         call = place_of_chat(match[1], who.owner, newest_first=newest_first) if match is not None else None
         place = await self._batches.run(_LANE, call) if call is not None else None
         if place is None:
-            raise self._gone(after, "after")
+            raise self._not_found(after, "after")
         return place + 1
 
     async def _all(
@@ -312,7 +309,7 @@ class StoredChats:
             return None
 
 
-def shown(stored: StoredResponse) -> bytes:
+def stored_body(stored: StoredResponse) -> bytes:
     """The body of a stored chat completion, with its metadata."""
     assert stored.response is not None
     return stored.response[:-1] + b',"metadata":' + stored.metadata.encode() + b"}"

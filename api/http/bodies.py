@@ -78,15 +78,15 @@ class Structure:
 
     def __init__(self) -> None:
         self.values = 0
-        self._seen = 0
+        self._chunks_counted = 0
         self._in_text = False
         self._escape = b""
 
     async def look_through(self, chunks: list[bytes]) -> None:
         """Count what was not counted yet, with pauses for the streams. Raises RequestError for too many values."""
-        while self._seen < len(chunks):
-            chunk = chunks[self._seen]
-            self._seen += 1
+        while self._chunks_counted < len(chunks):
+            chunk = chunks[self._chunks_counted]
+            self._chunks_counted += 1
             for start in range(0, len(chunk), _PIECE_BYTES):
                 self.count(chunk[start : start + _PIECE_BYTES])
                 await asyncio.sleep(0)
@@ -132,11 +132,11 @@ class Bodies:
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
         self._uploads: dict[_Upload, None] = {}
-        self._held = Counter[str]()
+        self._owner_bytes = Counter[str]()
 
     @property
     def held_bytes(self) -> int:
-        return sum(self._held.values())
+        return sum(self._owner_bytes.values())
 
     @asynccontextmanager
     async def reading(self, request: Request[Any, Any, Any], most: int, owner: str) -> AsyncGenerator[bytes]:
@@ -167,9 +167,9 @@ class Bodies:
             yield body
         finally:
             del self._uploads[upload]
-            self._held[owner] -= upload.size
-            if not self._held[owner]:
-                del self._held[owner]
+            self._owner_bytes[owner] -= upload.size
+            if not self._owner_bytes[owner]:
+                del self._owner_bytes[owner]
 
     async def _next(self, request: Request[Any, Any, Any], upload: _Upload) -> tuple[bytes, bool]:
         """The next chunk, and whether more come."""
@@ -202,17 +202,17 @@ class Bodies:
         size = len(chunk)
         share = self._limits.share_of(upload.most)
         if upload.size + size > self._limits.small_bytes:
-            while self._held[upload.owner] + size > share:
+            while self._owner_bytes[upload.owner] + size > share:
                 self._make_room(upload, size, upload.owner)
         while self.held_bytes + size > self._limits.memory_bytes:
-            self._make_room(upload, size, max(self._held, key=self._held.__getitem__))
+            self._make_room(upload, size, max(self._owner_bytes, key=self._owner_bytes.__getitem__))
         upload.size += size
         upload.chunks.append(chunk)
-        self._held[upload.owner] += size
+        self._owner_bytes[upload.owner] += size
 
     def _make_room(self, newcomer: _Upload, size: int, owner: str) -> None:
-        coming = [one for one in self._uploads if one.owner == owner and one.timeout is not None]
-        largest = max(coming, key=lambda one: one.size, default=None)
+        coming = [upload for upload in self._uploads if upload.owner == owner and upload.timeout is not None]
+        largest = max(coming, key=lambda upload: upload.size, default=None)
         if largest is None or largest.size <= newcomer.size + size:
             raise _full(newcomer.size)
         assert largest.timeout is not None
@@ -221,7 +221,7 @@ class Bodies:
             largest.timeout.reschedule(asyncio.get_running_loop().time())
         largest.timeout = None
         # Its memory is free before its own task sees the refusal.
-        self._held[owner] -= largest.size
+        self._owner_bytes[owner] -= largest.size
         largest.size = 0
         largest.chunks.clear()
 
@@ -233,9 +233,9 @@ def _full(size: int) -> TooManyBodies:
     )
 
 
-def _too_large(most: int, sent: str) -> RequestTooLarge:
+def _too_large(most: int, size: str) -> RequestTooLarge:
     limit = f"{most / MIB:g} MiB" if most >= MIB else f"{most / KIB:g} KiB"
-    return RequestTooLarge(f"The request body is too large: {sent}, where this route reads {limit}. Send less.")
+    return RequestTooLarge(f"The request body is too large: {size}, where this route reads {limit}. Send less.")
 
 
 def _check_encoding(encoding: str) -> None:

@@ -52,7 +52,7 @@ class UnreadBodies:
 
 @dataclass(eq=False, slots=True)
 class Client:
-    """The client of one request, in its scope: present or gone, and what it sent that nobody has read."""
+    """The client of one request, in its scope: whether it has left, and what it sent that nobody has read."""
 
     unread: UnreadBodies | None = None
     """The account of this body's bytes; None once the request is handled."""
@@ -68,7 +68,7 @@ class Client:
     """The turn in which the request is admitted; None in a server without turns."""
     _on_leave: Callable[[], object] | None = None
 
-    def gone(self) -> bool:
+    def has_left(self) -> bool:
         """True if the client has left, also where the event loop has not come to it yet."""
         if not self.left and self.transport is not None and not self.transport.is_closing():
             connection = self.transport.get_extra_info("socket")
@@ -189,7 +189,7 @@ class Closable(Protocol):
     def abort(self) -> None: ...
 
 
-class Waiting:
+class IdleConnections:
     """Every connection between requests, in the order in which they began to wait, and the bytes of partial heads."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -279,7 +279,7 @@ class ServerConfig(uvicorn.Config):
         self.draining = draining
         self.sockets = sockets
         self.limits = limits or ConnectionLimits()
-        self.waiting = Waiting(self.limits)
+        self.waiting = IdleConnections(self.limits)
         self.unread = UnreadBodies(self.limits.unread_bytes)
 
 
@@ -753,11 +753,11 @@ class Acceptor:
     @classmethod
     def instead_of(cls, server: asyncio.Server, protocol_factory: Callable[[], asyncio.Protocol]) -> list[Acceptor]:
         """Acceptors of the server's sockets; the server is closed, and no connection is lost."""
-        listening = [socket.socket(fileno=os.dup(one.fileno())) for one in server.sockets]
+        listening = [socket.socket(fileno=os.dup(listener.fileno())) for listener in server.sockets]
         server.close()
-        for one in listening:
-            one.setblocking(False)
-        return [cls(one, protocol_factory) for one in listening]
+        for listener in listening:
+            listener.setblocking(False)
+        return [cls(listener, protocol_factory) for listener in listening]
 
     def close(self) -> None:
         """Accept no more connections. Those that were accepted are handed over."""

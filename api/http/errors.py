@@ -38,7 +38,7 @@ class Unauthorized(errors.RequestError):
 
 
 class Forbidden(errors.RequestError):
-    """The key is known and does not open this."""
+    """The key is valid and does not give the right to this."""
 
 
 class TooManyBodies(errors.FurrowError):

@@ -1,5 +1,5 @@
-"""Identifies the sender of a request and admits or refuses it: its tenant, key and rights; operators; pages of other
-origins.
+"""Identifies the sender of a request and admits or refuses it: its tenant, key and rights, operators, and pages
+of other origins.
 
 Tenant, key and rights follow from the secret alone. No header can set them.
 
@@ -37,148 +37,11 @@ from control.redis.connection import Batches
 
 log = structlog.stdlib.get_logger(__name__)
 
-# --- The farm's keys in memory ---------------------------------------------------------------------------------------
-
-# So that a request needs no read of its own. Once a second the keys' version is read; if it is another one, the keys in
-# memory are read again, and if it is lower, Redis has lost changes. While Redis is away known keys work for a while,
-# and unknown ones are refused.
-
-
-KEYS_LANE = "api keys"
-"""Of all calls about keys, which belong to no model; no model's name has a space."""
-LOOK_EVERY_S = 1.0
-STALE_S = 3.0
-"""Without a look for so long, what is in memory is no longer taken to be true."""
-AWAY_S = 600.0
-"""Seconds for which a known key works while Redis is away."""
-FORGET_S = 60.0
-"""Read again after so long, whatever the number says: a change may have been cut off before it was counted."""
-MOST_KEYS = 10_000
-"""Ids kept in memory, unknown ones included; the one that was not asked for the longest goes first."""
-NOTE_USED_S = 60.0
-
-
-@dataclass(slots=True)
-class _CachedKey:
-    key: ApiKey | None
-    at: float
-    """Monotonic time at which it was read."""
-
-
-class Keyring:
-    """Owns what is in memory. Without `start` every look-up asks Redis."""
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-        self._known: OrderedDict[str, _CachedKey] = OrderedDict()
-        self._version = -1
-        self._looked_at = float("-inf")
-        self._away: RedisUnavailable | None = None
-        self._used: set[str] = set()
-        self._noted: dict[str, float] = {}
-        self._task = PeriodicTask("read_keys", self._keep_looking, LOOK_EVERY_S)
-        self.start = self._task.start
-        self.stop = self._task.stop
-
-    async def find(self, key_id: str) -> ApiKey | None:
-        """The key of an id, whatever its state. Raises RedisUnavailable where only Redis could tell."""
-        entry = self._known.get(key_id)
-        now = time.monotonic()
-        fresh = now - self._looked_at < STALE_S
-        if entry is not None and fresh and now - entry.at < FORGET_S:
-            self._known.move_to_end(key_id)
-            return entry.key
-        if self._away is not None:
-            return self._while_away(entry, now, self._away)
-        try:
-            return await self._read(key_id)
-        except RedisUnavailable as error:
-            return self._while_away(entry, now, error)
-
-    def used(self, key_id: str) -> None:
-        """A request came with this key; when that was is written down now and then."""
-        self._used.add(key_id)
-
-    async def look(self) -> None:
-        """Learn what has changed. Raises RedisUnavailable."""
-        version = await self._batches.run(KEYS_LANE, access.version())
-        if version < self._version:
-            await self._bring_back()
-            version = await self._batches.run(KEYS_LANE, access.version())
-        if version != self._version:
-            # Reads from here on include all changes up to this number; the next look finds later ones.
-            self._version = version
-            await self._read_again(list(self._known))
-        await self._read_again(self._growing_old())
-        self._looked_at = time.monotonic()
-        self._away = None
-        await self._note_used()
-
-    async def _read(self, key_id: str) -> ApiKey | None:
-        while True:
-            version = self._version
-            key = await self._batches.run(KEYS_LANE, access.get(key_id))
-            if version == self._version:
-                # Else a change was found meanwhile, perhaps of this very key.
-                self._keep({key_id: key}.items())
-                return key
-
-    def _growing_old(self) -> list[str]:
-        """Keys in use that are read again here, so that no request has to wait for it."""
-        now = time.monotonic()
-        return [
-            key_id for key_id in self._used if key_id in self._known and now - self._known[key_id].at > FORGET_S / 2
-        ]
-
-    async def _read_again(self, ids: list[str]) -> None:
-        try:
-            keys_read = await self._batches.run_every(KEYS_LANE, [access.get(key_id) for key_id in ids])
-        except Exception:
-            self._version = -1  # the next look reads them again
-            raise
-        self._keep(zip(ids, keys_read, strict=True))
-
-    def _keep(self, keys_read: Iterable[tuple[str, ApiKey | None]]) -> None:
-        now = time.monotonic()
-        for key_id, key in keys_read:
-            self._known[key_id] = _CachedKey(key, now)
-        while len(self._known) > MOST_KEYS:
-            self._known.popitem(last=False)
-
-    def _while_away(self, entry: _CachedKey | None, now: float, error: RedisUnavailable) -> ApiKey | None:
-        if entry is None or entry.key is None or now - entry.at > AWAY_S + FORGET_S:
-            raise error
-        return entry.key
-
-    async def _bring_back(self) -> None:
-        """Write back the keys in memory that Redis lacks, after it has lost changes or everything."""
-        lost = [entry.key for entry in self._known.values() if entry.key is not None]
-        log.warning("Redis has lost API keys; those known here are written back", action="restore_keys", keys=len(lost))
-        for key in lost:
-            await self._batches.run_every(KEYS_LANE, access.restore(key))
-
-    async def _note_used(self) -> None:
-        now = time.monotonic()
-        due = [key_id for key_id in self._used if now - self._noted.get(key_id, float("-inf")) >= NOTE_USED_S]
-        self._used.difference_update(due)
-        self._noted = {key_id: at for key_id, at in self._noted.items() if now - at < NOTE_USED_S}
-        self._noted.update(dict.fromkeys(due, now))
-        await self._batches.run_all(KEYS_LANE, [access.note_used(key_id, int(time.time())) for key_id in due])
-
-    async def _keep_looking(self) -> None:
-        try:
-            await self.look()
-        except RedisUnavailable as error:
-            self._away = error
-            raise
-
-
-# --- The sender ------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`account` is what the usage is counted under, "" for nothing; `key` is one of the farm's, if it was one."""
+    """The sender of a request. Its usage is counted under `account`, "" for none; `key` is the farm's key that it sent,
+    None for any other secret."""
 
     tenant: str = "anonymous"
     account: str = ""
@@ -291,100 +154,150 @@ class Gate:
         key = await self._keyring.find(key_id) if key_id is not None else None
         if key is not None and secrets.compare_digest(hash_secret(token), key.sha256):
             if key.state(time.time()) == "active":
-                self._keyring.used(key.id)
+                self._keyring.mark_used(key.id)
                 return Identity(key.tenant, key.id, key, key.admin or self._free)
             if self._asks:
                 raise Unauthorized(f"This API key ({key.id}) has expired or was revoked. Use another one.")
         if self._asks:
-            what = "is wrong" if token else "is missing"
-            raise Unauthorized(f"The API key {what}. Send it as 'Authorization: Bearer <key>' or 'x-api-key: <key>'.")
+            fault = "is wrong" if token else "is missing"
+            raise Unauthorized(f"The API key {fault}. Send it as 'Authorization: Bearer <key>' or 'x-api-key: <key>'.")
         return Identity(tenant_of(token), admin=self._free)
 
 
-# --- Pages of other origins ------------------------------------------------------------------------------------------
+KEYS_LANE = "api keys"
+"""The lane of all calls about keys, which belong to no model; no model's name has a space."""
+LOOK_EVERY_S = 1.0
+STALE_S = 3.0
+"""After so long without a look, the keys in memory are not trusted any more."""
+AWAY_S = 600.0
+"""Seconds for which a known key works while Redis is away."""
+FORGET_S = 60.0
+"""Age at which a key is read again, whatever the version is: a change may have been cut off before it was counted."""
+MOST_KEYS = 10_000
+"""Ids kept in memory, unknown ones included; the one that was used least recently is dropped first."""
+NOTE_USED_S = 60.0
 
 
-_PORTS = {"http": 80, "https": 443}
-_CONTAINERS = ".internal"
-"""Reserved for private use: `host.docker.internal` and its like name this machine from inside a container."""
-_PROXY_HEADERS = ("forwarded", "via", "x-real-ip")
-_PROXY_PREFIX = "x-forwarded-"
+@dataclass(slots=True)
+class _CachedKey:
+    key: ApiKey | None
+    at: float
+    """Monotonic time at which it was read."""
 
 
-class OriginCheck:
-    """Refuses requests of foreign pages. Where keys are required it does nothing: a page does not know one."""
+class Keyring:
+    """The farm's API keys in memory, so that a request needs no read of its own.
 
-    def __init__(self, *, asks_for_key: bool, cors_origins: Sequence[str], host: str) -> None:
-        """`cors_origins`: those whose pages may call; `*`: all. `host` is what the process listens on."""
-        self._needed = not asks_for_key and "*" not in cors_origins
-        self._loopback = is_loopback(host)
-        self._named = frozenset(origin.lower() for origin in cors_origins)
-        self._hosts = frozenset(urlsplit(origin).hostname for origin in self._named)
+    Without `start` every look-up asks Redis. Once a second the version of the keys is read. If it has changed, the
+    keys in memory are read again; if it is lower, Redis has lost changes. While Redis is away, the keys in memory work
+    for a while and all others are refused.
+    """
 
-    def check(self, method: str, headers: Headers) -> None:
-        """Raises Forbidden for a request of a foreign page, and on loopback for a `Host` that is not loopback."""
-        if not self._needed:
-            return
-        host = headers.get("host", "")
-        origin = headers.get("origin")
-        if self._loopback and host and not (is_local_name(host) or host_name(host) in self._hosts):
-            raise Forbidden(
-                f"This server listens on loopback and asks for no key, so it refuses the Host {host[:255]!r}, which is "
-                f"not a loopback name. Use http://localhost:PORT, start the server with --cors-origin "
-                f"http://{host[:255]}, or with --keys.",
-                param="host",
-                code="foreign_host",
-            )
-        if origin is None:
-            if method not in ("GET", "HEAD") and headers.get("sec-fetch-site") == "cross-site":
-                raise _foreign("(not given; Sec-Fetch-Site: cross-site)", "ORIGIN")
-        elif origin.lower() not in self._named and not is_same_origin(origin, host):
-            raise _foreign(repr(origin[:255]), origin[:255])
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._cached: OrderedDict[str, _CachedKey] = OrderedDict()
+        self._version = -1
+        self._looked_at = float("-inf")
+        self._away: RedisUnavailable | None = None
+        self._used_ids: set[str] = set()
+        self._noted: dict[str, float] = {}
+        self._task = PeriodicTask("read_keys", self._keep_looking, LOOK_EVERY_S)
+        self.start = self._task.start
+        self.stop = self._task.stop
 
+    async def find(self, key_id: str) -> ApiKey | None:
+        """The key of an id, whatever its state. Raises RedisUnavailable where only Redis could tell."""
+        entry = self._cached.get(key_id)
+        now = time.monotonic()
+        fresh = now - self._looked_at < STALE_S
+        if entry is not None and fresh and now - entry.at < FORGET_S:
+            self._cached.move_to_end(key_id)
+            return entry.key
+        if self._away is not None:
+            return self._while_away(entry, now, self._away)
+        try:
+            return await self._read_key(key_id)
+        except RedisUnavailable as error:
+            return self._while_away(entry, now, error)
 
-def _foreign(shown: str, named: str) -> Forbidden:
-    return Forbidden(
-        f"The page's Origin {shown} is not this server's own and may not call it. Start the server with --cors-origin "
-        f"{named} (or `*` for every page) to allow it.",
-        param="origin",
-        code="foreign_origin",
-    )
+    def mark_used(self, key_id: str) -> None:
+        """A request came with this key; when that was is written down now and then."""
+        self._used_ids.add(key_id)
 
+    async def look(self) -> None:
+        """Learn what has changed. Raises RedisUnavailable."""
+        version = await self._batches.run(KEYS_LANE, access.version())
+        if version < self._version:
+            await self._bring_back()
+            version = await self._batches.run(KEYS_LANE, access.version())
+        if version != self._version:
+            # Reads from here on include all changes up to this number; the next look finds later ones.
+            self._version = version
+            await self._read_again(list(self._cached))
+        await self._read_again(self._growing_old())
+        self._looked_at = time.monotonic()
+        self._away = None
+        await self._note_used()
 
-def host_name(host: str) -> str:
-    """The name or address in a `Host` header, without its port; "" for one that can't be read."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    async def _read_key(self, key_id: str) -> ApiKey | None:
+        while True:
+            version = self._version
+            key = await self._batches.run(KEYS_LANE, access.get(key_id))
+            if version == self._version:
+                # Else a change was found meanwhile, perhaps of this very key.
+                self._keep({key_id: key}.items())
+                return key
 
+    def _growing_old(self) -> list[str]:
+        """Keys in use that are read again here, so that no request has to wait for it."""
+        now = time.monotonic()
+        return [
+            key_id
+            for key_id in self._used_ids
+            if key_id in self._cached and now - self._cached[key_id].at > FORGET_S / 2
+        ]
 
-@lru_cache(maxsize=16)
-def is_local_name(host: str) -> bool:
-    """True if the name in a `Host` header can only mean this machine, whatever a name server says."""
-    name = host_name(host).rstrip(".")
-    return is_loopback(name) or name.endswith((".localhost", _CONTAINERS))
+    async def _read_again(self, ids: list[str]) -> None:
+        try:
+            keys_read = await self._batches.run_every(KEYS_LANE, [access.get(key_id) for key_id in ids])
+        except Exception:
+            self._version = -1  # the next look reads them again
+            raise
+        self._keep(zip(ids, keys_read, strict=True))
 
+    def _keep(self, keys_read: Iterable[tuple[str, ApiKey | None]]) -> None:
+        now = time.monotonic()
+        for key_id, key in keys_read:
+            self._cached[key_id] = _CachedKey(key, now)
+        while len(self._cached) > MOST_KEYS:
+            self._cached.popitem(last=False)
 
-def is_same_origin(origin: str, host: str) -> bool:
-    """True if a page of `origin` was loaded from `host`. The scheme is not compared: a proxy may have ended TLS."""
-    try:
-        url = urlsplit(origin)
-        own = urlsplit(f"{url.scheme}://{host}")
-        default = _PORTS.get(url.scheme)
-        if default is None or not url.hostname:
-            return False
-        return (url.hostname, url.port or default) == (own.hostname, own.port or default)
-    except ValueError:
-        return False
+    def _while_away(self, entry: _CachedKey | None, now: float, error: RedisUnavailable) -> ApiKey | None:
+        if entry is None or entry.key is None or now - entry.at > AWAY_S + FORGET_S:
+            raise error
+        return entry.key
 
+    async def _bring_back(self) -> None:
+        """Write back the keys in memory that Redis lacks, after it has lost changes or everything."""
+        lost = [entry.key for entry in self._cached.values() if entry.key is not None]
+        log.warning("Redis has lost API keys; those in memory are written back", action="restore_keys", keys=len(lost))
+        for key in lost:
+            await self._batches.run_every(KEYS_LANE, access.restore(key))
 
-def proxy_header(headers: Headers) -> str | None:
-    """The name of a header that only a proxy adds; None where the request came directly."""
-    return next((name for name in headers if name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIX)), None)
+    async def _note_used(self) -> None:
+        now = time.monotonic()
+        due = [key_id for key_id in self._used_ids if now - self._noted.get(key_id, float("-inf")) >= NOTE_USED_S]
+        self._used_ids.difference_update(due)
+        self._noted = {key_id: at for key_id, at in self._noted.items() if now - at < NOTE_USED_S}
+        self._noted.update(dict.fromkeys(due, now))
+        await self._batches.run_all(KEYS_LANE, [access.note_used(key_id, int(time.time())) for key_id in due])
 
-
-# --- Operators -------------------------------------------------------------------------------------------------------
+    async def _keep_looking(self) -> None:
+        try:
+            await self.look()
+        except RedisUnavailable as error:
+            self._away = error
+            raise
 
 
 Connection = ASGIConnection[Any, Any, Any, Any]
@@ -434,11 +347,11 @@ def _check_local(connection: Connection) -> None:
     headers = connection.headers
     host = headers.get("host", "")
     origin = headers.get("origin")
-    passed = proxy_header(headers)
-    if passed is not None:
+    proxy = proxy_header(headers)
+    if proxy is not None:
         raise Forbidden(
-            f"Without a key the operator's routes refuse what comes through a proxy (header {passed!r}: "
-            f"{headers[passed][:80]!r}). Call this server directly, or use a key made with "
+            f"Without a key the operator's routes refuse what comes through a proxy (header {proxy!r}: "
+            f"{headers[proxy][:80]!r}). Call this server directly, or use a key made with "
             "`furrow keys create --admin`."
         )
     elsewhere = origin is not None and not is_same_origin(origin, host)
@@ -448,3 +361,83 @@ def _check_local(connection: Connection) -> None:
             f"elsewhere (Host: {host[:255]!r}, Origin: {origin and origin[:255]!r}). Use a key made with "
             "`furrow keys create --admin`."
         )
+
+
+_PORTS = {"http": 80, "https": 443}
+_CONTAINERS = ".internal"
+"""Reserved for private use: `host.docker.internal` and its like name this machine from inside a container."""
+_PROXY_HEADERS = ("forwarded", "via", "x-real-ip")
+_PROXY_PREFIX = "x-forwarded-"
+
+
+class OriginCheck:
+    """Refuses requests of foreign pages. Where keys are required it does nothing: a page does not know one."""
+
+    def __init__(self, *, asks_for_key: bool, cors_origins: Sequence[str], host: str) -> None:
+        """`cors_origins`: those whose pages may call; `*`: all. `host` is what the process listens on."""
+        self._needed = not asks_for_key and "*" not in cors_origins
+        self._loopback = is_loopback(host)
+        self._origins = frozenset(origin.lower() for origin in cors_origins)
+        self._hosts = frozenset(urlsplit(origin).hostname for origin in self._origins)
+
+    def check(self, method: str, headers: Headers) -> None:
+        """Raises Forbidden for a request of a foreign page, and on loopback for a `Host` that is not loopback."""
+        if not self._needed:
+            return
+        host = headers.get("host", "")
+        origin = headers.get("origin")
+        if self._loopback and host and not (is_local_name(host) or host_name(host) in self._hosts):
+            raise Forbidden(
+                f"This server listens on loopback and asks for no key, so it refuses the Host {host[:255]!r}, which is "
+                f"not a loopback name. Use http://localhost:PORT, start the server with --cors-origin "
+                f"http://{host[:255]}, or with --keys.",
+                param="host",
+                code="foreign_host",
+            )
+        if origin is None:
+            if method not in ("GET", "HEAD") and headers.get("sec-fetch-site") == "cross-site":
+                raise _foreign("(not given; Sec-Fetch-Site: cross-site)", "ORIGIN")
+        elif origin.lower() not in self._origins and not is_same_origin(origin, host):
+            raise _foreign(repr(origin[:255]), origin[:255])
+
+
+def _foreign(origin: str, option: str) -> Forbidden:
+    return Forbidden(
+        f"The page's Origin {origin} is not this server's own and may not call it. Start the server with --cors-origin "
+        f"{option} (or `*` for every page) to allow it.",
+        param="origin",
+        code="foreign_origin",
+    )
+
+
+def host_name(host: str) -> str:
+    """The name or address in a `Host` header, without its port; "" for one that can't be read."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+@lru_cache(maxsize=16)
+def is_local_name(host: str) -> bool:
+    """True if the name in a `Host` header can only mean this machine, whatever a name server says."""
+    name = host_name(host).rstrip(".")
+    return is_loopback(name) or name.endswith((".localhost", _CONTAINERS))
+
+
+def is_same_origin(origin: str, host: str) -> bool:
+    """True if a page of `origin` was loaded from `host`. The scheme is not compared: a proxy may have ended TLS."""
+    try:
+        url = urlsplit(origin)
+        own = urlsplit(f"{url.scheme}://{host}")
+        default = _PORTS.get(url.scheme)
+        if default is None or not url.hostname:
+            return False
+        return (url.hostname, url.port or default) == (own.hostname, own.port or default)
+    except ValueError:
+        return False
+
+
+def proxy_header(headers: Headers) -> str | None:
+    """The name of a header that only a proxy adds; None where the request came directly."""
+    return next((name for name in headers if name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIX)), None)

@@ -80,7 +80,11 @@ class Settler:
                 return applied
             applied = True
             outcomes = await self._batches.run_all(KEYS_LANE, [settlement.apply() for settlement in settlements])
-            done = [one for one, outcome in zip(settlements, outcomes, strict=True) if isinstance(outcome, bool)]
+            done = [
+                settlement
+                for settlement, outcome in zip(settlements, outcomes, strict=True)
+                if isinstance(outcome, bool)
+            ]
             if done:
                 await self._batches.run(model, forget(model, done))
             for outcome in outcomes:
@@ -170,13 +174,13 @@ class Limiter:
 
     async def _free_places(self, key: ApiKey) -> bool:
         """Free the places of requests whose end Redis has forgotten; True if there were any."""
-        held = await self._batches.run(KEYS_LANE, open_requests(key))
+        places = await self._batches.run(KEYS_LANE, open_requests(key))
         looks = [
             read("HGET", ModelKeys(model).request(rid), "state", parse=lambda state: state)
-            for rid, (_, model) in held.items()
+            for rid, (_, model) in places.items()
         ]
         over: list[str] = []
-        for (rid, (began, _)), state in zip(held.items(), await self._batches.run_all(KEYS_LANE, looks), strict=True):
+        for (rid, (began, _)), state in zip(places.items(), await self._batches.run_all(KEYS_LANE, looks), strict=True):
             ended = now_ms() - began > _YOUNG_MS if state is None else state not in ("queued", "running")
             if ended and not isinstance(state, Exception):
                 over.append(rid)
@@ -222,20 +226,20 @@ def estimate(key: ApiKey, members: Sequence[GenerationRequest]) -> list[int]:
 def ratelimit_headers(allowance: Allowance) -> dict[str, str]:
     """OpenAI's headers of a key's limits; none for a limit that the key does not have."""
     headers: dict[str, str] = {}
-    for what, limit, remaining, reset_ms in _limits(allowance):
-        headers[f"x-ratelimit-limit-{what}"] = str(limit)
-        headers[f"x-ratelimit-remaining-{what}"] = str(remaining)
-        headers[f"x-ratelimit-reset-{what}"] = duration(reset_ms)
+    for kind, limit, remaining, reset_ms in _limits(allowance):
+        headers[f"x-ratelimit-limit-{kind}"] = str(limit)
+        headers[f"x-ratelimit-remaining-{kind}"] = str(remaining)
+        headers[f"x-ratelimit-reset-{kind}"] = duration(reset_ms)
     return headers
 
 
 def anthropic_ratelimit_headers(allowance: Allowance, now_s: float) -> dict[str, str]:
     """The same as Anthropic has them; `now_s` in Unix seconds."""
     headers: dict[str, str] = {}
-    for what, limit, remaining, reset_ms in _limits(allowance):
-        headers[f"anthropic-ratelimit-{what}-limit"] = str(limit)
-        headers[f"anthropic-ratelimit-{what}-remaining"] = str(remaining)
-        headers[f"anthropic-ratelimit-{what}-reset"] = moment(now_s + reset_ms / 1000)
+    for kind, limit, remaining, reset_ms in _limits(allowance):
+        headers[f"anthropic-ratelimit-{kind}-limit"] = str(limit)
+        headers[f"anthropic-ratelimit-{kind}-remaining"] = str(remaining)
+        headers[f"anthropic-ratelimit-{kind}-reset"] = moment(now_s + reset_ms / 1000)
     return headers
 
 

@@ -144,7 +144,7 @@ async def stays(client: Client, seconds: float) -> bool:
             await over
     finally:
         timer.cancel()
-    return not client.gone()
+    return not client.has_left()
 
 
 class Admission:
@@ -193,7 +193,7 @@ class Admission:
                 return
             raise
         client.begin()
-        if client.gone():
+        if client.has_left():
             turn.end(None)
             return
         current_tenant.set(tenant)
@@ -216,7 +216,7 @@ class Admission:
 class _Metered(Awaitable[None]):
     """Runs a coroutine, and charges the time of its steps to the client's turn until the request is admitted.
 
-    The turn ends with the first step in which it is held.
+    An active turn ends with the first step that is charged to it.
     """
 
     def __init__(self, work: Awaitable[None], client: Client) -> None:

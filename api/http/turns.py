@@ -59,7 +59,7 @@ class Turn:
         self._state = state
         self._charged = 0.0
         """Seconds that stand for the cost until that is known."""
-        self.held = False
+        self.active = False
         """True from the grant to the end."""
 
     def end(self, cost: float | None) -> None:
@@ -67,23 +67,23 @@ class Turn:
 
         Later calls do nothing.
         """
-        if self.held:
+        if self.active:
             self._settle(cost)
             self._turns.ended(self._state)
 
     def spend(self, seconds: float) -> None:
-        """Count what the tenant used of the event loop; a turn that is held ends.
+        """Count what the tenant used of the event loop; an active turn ends.
 
         Its place is free in the next iteration of the loop, so that whatever else is ready comes between two turns.
         """
-        if not self.held:
+        if not self.active:
             self._state.used += seconds
             return
         self._settle(seconds)
         self._turns.ended_soon(self._state)
 
     def _settle(self, cost: float | None) -> None:
-        self.held = False
+        self.active = False
         state = self._state
         state.used += (cost or 0.0) - self._charged
         if cost is not None:
@@ -91,9 +91,9 @@ class Turn:
 
     async def again(self, watched: Watched = nullcontext) -> None:
         """Wait for another turn of the tenant, unless this one has not ended. Raises as `Turns.begin`."""
-        if not self.held:
+        if not self.active:
             self._state, self._charged = await self._turns.wait(self._state.name, watched)
-            self.held = True
+            self.active = True
 
 
 class Turns:
@@ -195,11 +195,11 @@ class Turns:
         state.running -= 1
         self._running -= 1
         while self._running < self._places:
-            waiting = (one for one in self._tenants.values() if one.waits())
-            following = min(waiting, key=lambda one: one.used, default=None)
+            waiting = (other for other in self._tenants.values() if other.waits())
+            following = min(waiting, key=lambda other: other.used, default=None)
             if following is None:
                 break
-            # Of tenants that have used the same, the one is next that was served longest ago.
+            # Of tenants that have used the same, the next is the one that was served longest ago.
             self._tenants[following.name] = self._tenants.pop(following.name)
             self._count(following, -1)
             following.grants.popleft().set_result(self._begin(following))

@@ -1,5 +1,5 @@
 """WebSockets (RFC 6455): the server's side of the handshake, and messages of text on a connection that has changed to
-them. Extensions and messages of bytes are not spoken.
+them. Extensions and messages of bytes are not supported.
 
 A client's messages are bounded: each by its size, the messages that wait by their number, and those of all
 connections that are not handled yet by the memory of unread bodies.
@@ -41,14 +41,14 @@ TRY_LATER = 1013
 
 
 class Memory(Protocol):
-    """Bytes of all connections that are not handled yet, and the most of them."""
+    """The bytes of messages that are not handled yet, on all connections, and the limit of them."""
 
     limit: int
     size: int
 
 
-class Wire(Protocol):
-    """The connection below."""
+class SocketTransport(Protocol):
+    """The connection that carries a WebSocket."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -93,9 +93,9 @@ def accept(headers: dict[bytes, bytes]) -> bytes | None:
 class WebSocket:
     """The messages of one connection."""
 
-    def __init__(self, wire: Wire, memory: Memory, most: Callable[[], int]) -> None:
+    def __init__(self, transport: SocketTransport, memory: Memory, most: Callable[[], int]) -> None:
         """`most`: bytes of the largest message that is taken."""
-        self._wire = wire
+        self._transport = transport
         self._memory = memory
         self._most = most
         self._data = bytearray()
@@ -116,7 +116,7 @@ class WebSocket:
     async def receive(self) -> str | None:
         """The next message; None once the connection is closed."""
         self.waiting = True
-        self._wire.waits(True)
+        self._transport.waits(True)
         while not self._messages and not self.closed:
             self._arrived.clear()
             try:
@@ -125,31 +125,31 @@ class WebSocket:
             except TimeoutError:
                 self.ping()  # a client that has vanished is found by it
         self.waiting = False
-        self._wire.waits(False)
+        self._transport.waits(False)
         if self.closed:
             return None
         message = self._messages.popleft()
         self._count()
-        self._wire.resume()
+        self._transport.resume()
         return message
 
     async def send(self, text: bytes) -> None:
         """Send a message of UTF-8 text, once the client has taken most of what came before it."""
         if not self.closed:
-            self._wire.write(_frame(_TEXT, text))
-            await self._wire.drain()
+            self._transport.write(_frame(_TEXT, text))
+            await self._transport.drain()
 
     def ping(self) -> None:
         """Tell proxies and the client that the connection lives."""
         if not self.closed:
-            self._wire.write(_frame(_PING, b""))
+            self._transport.write(_frame(_PING, b""))
 
     def close(self, code: int, reason: str = "") -> None:
         """Say goodbye and end the connection; at most once."""
         if not self.closed:
-            self._wire.write(_frame(_CLOSE, code.to_bytes(2) + reason.encode()[: _MOST_CONTROL - 2]))
+            self._transport.write(_frame(_CLOSE, code.to_bytes(2) + reason.encode()[: _MOST_CONTROL - 2]))
             self.lost()
-            self._wire.end()
+            self._transport.end()
 
     def lost(self) -> None:
         """The connection is gone."""
@@ -210,8 +210,8 @@ class WebSocket:
         if opcode == _CLOSE:
             self.close(int.from_bytes(payload[:2]) if len(payload) >= 2 else NORMAL)
         elif opcode == _PING:
-            if not self._wire.is_full:  # answers that nobody reads would take memory without end
-                self._wire.write(_frame(_PONG, payload))
+            if not self._transport.is_full:  # answers that nobody reads would take memory without end
+                self._transport.write(_frame(_PONG, payload))
         elif opcode == _PONG:
             return
         elif opcode == _BINARY:
@@ -233,7 +233,7 @@ class WebSocket:
         self._parts.clear()
         self._messages.append(message)
         if len(self._messages) >= _MOST_WAITING:
-            self._wire.pause()
+            self._transport.pause()
         self._arrived.set()
 
 

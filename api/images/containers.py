@@ -1,8 +1,8 @@
 """Takes out of an image's file the parts that its pixels need, before it is decoded.
 
-A file can be cheap to send and dear to read: thousands of scans of a progressive JPEG, compressed profiles of colours,
-millions of empty chunks or comments. Scans are counted here, and everything that pixels do not depend on stays behind:
-the decoder sees the image, its orientation, and no frame, thumbnail, profile or comment beside it.
+A file can be cheap to send and expensive to read: thousands of scans of a progressive JPEG, compressed colour profiles,
+millions of empty chunks or comments. Scans are counted here, and everything that pixels do not depend on is left out:
+the decoder gets the image and its orientation, and no other frame, thumbnail, profile or comment.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MOST_METADATA = 256 * 1024
 """Bytes of the EXIF that the orientation is read from. XMP of more bytes is left out: few programs write it there."""
 
 
-class Refused(Exception):
-    """An image that is not taken; the text says why, and follows the image's name in a sentence."""
+class ImageRefused(Exception):
+    """An image that is refused; the text gives the reason, and follows the image's name in a sentence."""
 
 
 def essential(data: bytes) -> bytes:
     """The file without what its first frame's pixels and orientation do not depend on. A file of another format, and
-    WebP, whose chunks cost little, is returned as it is. Raises Refused."""
+    WebP, whose chunks cost little, is returned as it is. Raises ImageRefused."""
     if data.startswith(b"\xff\xd8\xff"):
         return _jpeg(data)
     if data.startswith(_PNG_SIGNATURE):
@@ -40,12 +40,10 @@ def essential(data: bytes) -> bytes:
 
 
 def check_exif(size: int) -> None:
-    """Raise Refused for EXIF of too many bytes."""
+    """Raise ImageRefused for EXIF of too many bytes."""
     if size > MOST_METADATA:
-        raise Refused(f"has {size} bytes of EXIF; at most {MOST_METADATA} are read")
+        raise ImageRefused(f"has {size} bytes of EXIF; at most {MOST_METADATA} are read")
 
-
-# --- JPEG ------------------------------------------------------------------------------------------------------------
 
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
 """As libjpeg finds the next one, in a scan and outside: those without a body (restarts) are passed over."""
@@ -71,25 +69,27 @@ def _jpeg(data: bytes) -> bytes:
             pieces.append(data[match.start() : match.end()])
             break
         if (segments := segments + 1) > MOST_SEGMENTS:
-            raise Refused(f"has more than {MOST_SEGMENTS} segments; save it again without them")
+            raise ImageRefused(f"has more than {MOST_SEGMENTS} segments; save it again without them")
         end = match.end() + max(2, int.from_bytes(data[match.end() : match.end() + 2]))
         body = data[match.end() + 2 : end]
         following = _MARKER.search(data, end)
         if marker in _OTHER_FRAMES:
-            raise Refused(
+            raise ImageRefused(
                 f"is a JPEG of a rare kind (lossless, hierarchical or arithmetic coding: marker {marker:#x}); save it "
                 "as a baseline or progressive one"
             )
         if marker in _FRAMES:
             if pixels:
-                raise Refused("is damaged: it has two frame headers")
+                raise ImageRefused("is damaged: it has two frame headers")
             pixels = max(1, int.from_bytes(body[1:3]) * int.from_bytes(body[3:5]))
         elif marker == _SOS:
             scans += 1
             _check_scans(scans, pixels)
             end = following.start() if following is not None else len(data)
         elif marker in _APPLICATION:
-            head = next((one for one in _APPLICATION[marker] if body.startswith(one) and one not in heads), None)
+            head = next(
+                (prefix for prefix in _APPLICATION[marker] if body.startswith(prefix) and prefix not in heads), None
+            )
             if head is None:
                 match = following
                 continue
@@ -104,15 +104,13 @@ def _jpeg(data: bytes) -> bytes:
 
 def _check_scans(scans: int, pixels: int) -> None:
     if scans > MOST_SCANS:
-        raise Refused(f"has more than {MOST_SCANS} scans, which no encoder writes; save it again")
+        raise ImageRefused(f"has more than {MOST_SCANS} scans, which no encoder writes; save it again")
     if scans * pixels > MOST_SCAN_PIXELS:
-        raise Refused(
+        raise ImageRefused(
             f"has more than {MOST_SCAN_PIXELS // pixels} scans, the most that are decoded of {pixels} pixels; save it "
             "as a baseline JPEG"
         )
 
-
-# --- PNG -------------------------------------------------------------------------------------------------------------
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _ONCE = {b"IHDR", b"PLTE", b"tRNS", b"eXIf"}
@@ -128,7 +126,7 @@ def _png(data: bytes) -> bytes:
     chunks = 0
     while start < len(data):
         if (chunks := chunks + 1) > MOST_CHUNKS:
-            raise Refused(f"has more than {MOST_CHUNKS} chunks; save it again")
+            raise ImageRefused(f"has more than {MOST_CHUNKS} chunks; save it again")
         kind = data[start + 4 : start + 8]
         end = start + 12 + int.from_bytes(data[start : start + 4])
         if kind == b"IDAT":
@@ -139,7 +137,7 @@ def _png(data: bytes) -> bytes:
         elif kind in _ONCE or kind in _TEXTS:
             name = kind if kind in _ONCE else data[start + 8 : start + 88].partition(b"\0")[0]
             if name == b"IHDR" and name in once:
-                raise Refused("is damaged: it has two headers")
+                raise ImageRefused("is damaged: it has two headers")
             size = end - start - 12
             if kind == b"eXIf":
                 check_exif(size)
@@ -150,8 +148,6 @@ def _png(data: bytes) -> bytes:
         start = end
     return b"".join(pieces)
 
-
-# --- GIF -------------------------------------------------------------------------------------------------------------
 
 _EXTENSION = 0x21
 _CONTROL = 0xF9
@@ -168,7 +164,7 @@ def _gif(data: bytes) -> bytes:
         start += 2
         while start < len(data):
             if (blocks := blocks + 1) > MOST_BLOCKS:
-                raise Refused(f"has more than {MOST_BLOCKS} blocks before its first frame; save it again")
+                raise ImageRefused(f"has more than {MOST_BLOCKS} blocks before its first frame; save it again")
             size = data[start]
             start += 1 + size
             if not size:

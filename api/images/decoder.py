@@ -17,7 +17,7 @@ import warnings
 import msgspec
 from PIL import Image, ImageOps, PngImagePlugin
 
-from api.images.containers import MOST_METADATA, Refused, check_exif, essential
+from api.images.containers import MOST_METADATA, ImageRefused, check_exif, essential
 from api.images.jobs import Answer, Decoded, Job, Refusal
 from api.images.limits import FORMATS, MOST_PIXELS, needs_more
 from control.confinement import answer_messages
@@ -28,7 +28,7 @@ _STRETCHED = 200
 """The most that one side may be of the other, as in transformers."""
 
 
-class TooLarge(Refused):
+class ImageTooLarge(ImageRefused):
     """An image that is too large beside the others of its request."""
 
 
@@ -54,8 +54,8 @@ def main(memory_bytes: int, seconds: float) -> None:
 def _answer(job: Job) -> Answer:
     try:
         return decoded(job)
-    except Refused as why:
-        return Refusal(str(why), isinstance(why, TooLarge))
+    except ImageRefused as why:
+        return Refusal(str(why), isinstance(why, ImageTooLarge))
     except MemoryError:
         return Refusal("needs more memory than the decoder has; send a smaller one")
     except Exception as error:  # a decoder of Pillow met something damaged
@@ -64,16 +64,16 @@ def _answer(job: Job) -> Answer:
 
 def decoded(job: Job) -> Decoded:
     """The pictures are transformers': turned by their EXIF orientation, transparency on white; but grey values of 16
-    bits are scaled. Raises Refused, and what Pillow raises."""
+    bits are scaled. Raises ImageRefused, and what Pillow raises."""
     image_input = job.image_input
     room = job.room
     try:
         image: Image.Image = Image.open(io.BytesIO(essential(job.data)), formats=FORMATS)
     except Image.UnidentifiedImageError:
-        raise Refused(f"is none that can be read; send {', '.join(FORMATS[:-1])} or {FORMATS[-1]}") from None
+        raise ImageRefused(f"is none that can be read; send {', '.join(FORMATS[:-1])} or {FORMATS[-1]}") from None
     width, height = image.size
     if width * height > MOST_PIXELS:
-        raise Refused(f"has {width} × {height} pixels; at most {MOST_PIXELS // 1_000_000} million are decoded")
+        raise ImageRefused(f"has {width} × {height} pixels; at most {MOST_PIXELS // 1_000_000} million are decoded")
     _target(height, width, image_input, room)  # refuses before anything is decoded
     check_exif(len(image.info.get("exif", b"")))
     if len(image.info.get("xmp", b"")) > MOST_METADATA:
@@ -99,19 +99,19 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _target(height: int, width: int, image_input: ImageInput, room: int) -> tuple[int, int]:
-    """Height and width as the model takes them: a square of `side`, or multiples of `unit`. Raises Refused and
-    TooLarge."""
+    """Height and width as the model takes them: a square of `side`, or multiples of `unit`. Raises ImageRefused and
+    ImageTooLarge."""
     rows, columns = (image_input.side, image_input.side) if image_input.side else _multiples(height, width, image_input)
     if (size := rows * columns * _CHANNELS) > room:
-        raise TooLarge(needs_more(size, columns, rows, room))
+        raise ImageTooLarge(needs_more(size, columns, rows, room))
     return rows, columns
 
 
 def _multiples(height: int, width: int, image_input: ImageInput) -> tuple[int, int]:
     """Height and width as multiples of `unit`, within limits of pixels: transformers' smart_resize of Qwen2-VL. Raises
-    Refused."""
+    ImageRefused."""
     if max(height, width) > _STRETCHED * min(height, width):
-        raise Refused(f"has {width} × {height} pixels; one side may be at most {_STRETCHED} times the other")
+        raise ImageRefused(f"has {width} × {height} pixels; one side may be at most {_STRETCHED} times the other")
     unit = image_input.unit
     least = image_input.least_pixels
     most = image_input.most_pixels

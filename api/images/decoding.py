@@ -29,7 +29,7 @@ _decode = msgspec.msgpack.Decoder(Answer).decode
 
 
 class NotDecoded(FurrowError):
-    """An image that is not taken; the text follows the image's name in a sentence. `too_large`: it is only too large
+    """An image that was refused; the text follows the image's name in a sentence. `too_large`: it is only too large
     beside the others of its request."""
 
     def __init__(self, why: str, *, too_large: bool = False) -> None:
@@ -38,7 +38,7 @@ class NotDecoded(FurrowError):
 
 
 class Decoder:
-    """The time of an image that is given up counts for its tenant too."""
+    """Decodes images in that process. The time of an image that is given up counts for its tenant too."""
 
     def __init__(
         self, memory_bytes: int = MEMORY_BYTES, deadline_s: float = DEADLINE_S, processor_s: float = PROCESSOR_S

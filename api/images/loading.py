@@ -119,8 +119,8 @@ class ImageLoader:
         """`fetcher`: None where nothing is fetched."""
         self._decoder = Decoder()
         self._fetcher = fetcher
-        self._most_held = held_bytes
-        self._held = 0
+        self._most_image_bytes = held_bytes
+        self._image_bytes = 0
 
     async def stop(self) -> None:
         self._decoder.stop()
@@ -193,18 +193,18 @@ class ImageLoader:
 
     def _held_pieces(self, size: int) -> HeldPieces:
         """Raises TooManyBodies where `size` bytes are too many for this process."""
-        if self._held + size > self._most_held:
+        if self._image_bytes + size > self._most_image_bytes:
             raise TooManyBodies(
-                f"This API process holds images of {self._held} bytes for requests that have not ended, and has no "
-                f"room for {size} more. Retry shortly."
+                f"This API process holds images of {self._image_bytes} bytes for requests that have not ended, and has "
+                f"no room for {size} more. Retry shortly."
             )
         pieces = HeldPieces()
-        self._held += size
+        self._image_bytes += size
         weakref.finalize(pieces, self._release, size)
         return pieces
 
     def _release(self, size: int) -> None:
-        self._held -= size
+        self._image_bytes -= size
 
 
 def _pixel_bytes(image: LoadedImage) -> int:

@@ -12,7 +12,7 @@ import structlog
 from api.chat.template import refused
 from api.chat.tokens import Tokenized
 from api.http.turns import Turns
-from api.models.model_process import Encode, Files, Render, Reply, Task, Variables
+from api.models.model_process import Encode, Files, Render, Task, TaskResult, Variables
 from control.confinement import ConfinedFailure, ConfinedProcess, TooLarge, TooSlow
 from control.errors import ModelFileBreach, TemplateFailed
 
@@ -31,7 +31,7 @@ FileKind = Literal["chat template", "tokenizer"]
 Report = Callable[[FileKind, str], None]
 """Called in the thread of `run` with a file that broke its bounds, and what it did."""
 
-_decode = msgspec.msgpack.Decoder(Reply).decode
+_decode = msgspec.msgpack.Decoder(TaskResult).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -81,7 +81,7 @@ class ConfinedFiles:
         """Raises ModelFileBreach."""
         return self._ask("tokenizer", Encode(list(texts), special), sum(map(_characters, texts))).encoded
 
-    def _ask(self, file: FileKind, task: Task, characters: int) -> Reply:
+    def _ask(self, file: FileKind, task: Task, characters: int) -> TaskResult:
         try:
             message = _encode(task)
         except OverflowError as error:  # a number of more than 64 bits

@@ -1,5 +1,5 @@
-"""The farm as operators are shown it, read once for all who ask: its snapshots once a second while anybody follows, and
-reads that callers share; and those of any account, which can't delay operators.
+"""Reads of the farm, made once for all who ask the same: snapshots once a second while anybody follows, and reads that
+callers share. Reads for accounts have threads of their own, so that they can't delay operators.
 """
 
 from __future__ import annotations
@@ -31,23 +31,18 @@ def read_farm(client: SyncRedis, *, shared: bool = False) -> FarmCard:
     Raises RedisUnavailable.
     """
     models = model_overviews.shared_overviews(client) if shared else model_overviews.overviews(client)
-    letters = run_every(client, [count_letters(one.model) for one in models])
+    letters = run_every(client, [count_letters(overview.model) for overview in models])
     hosts = farm.host_cards(client)
     servers, about_servers = read_redis(client)
     return FarmCard(
         models=models,
         hosts=hosts,
         apis=membership.living_apis(client),
-        dead_letters={one.model: count for one, count in zip(models, letters, strict=True) if count},
+        dead_letters={overview.model: count for overview, count in zip(models, letters, strict=True) if count},
         keys=run(client, access.count()),
         redis=servers,
         findings=[*about_servers, *read_farm_findings(client, hosts, models)],
     )
-
-
-# --- Snapshots -------------------------------------------------------------------------------------------------------
-
-# Once a second while anybody follows: one reading for all followers of this process.
 
 
 EVERY_S = 1.0
@@ -108,11 +103,6 @@ class FarmEvents:
         woken.set()
 
 
-# --- Shared reads ----------------------------------------------------------------------------------------------------
-
-# Made once for all who ask the same within a second: fifty pages cost Redis what one does.
-
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -154,7 +144,7 @@ class SharedReads:
                 loop.run_in_executor(self._threads, lambda: work(self._client, *args, **kwargs)), loop.time()
             )
             self._readings[key] = reading
-            reading.answer.add_done_callback(lambda _, made=reading: self._done(key, made))
+            reading.answer.add_done_callback(lambda _, ended=reading: self._done(key, ended))
         return await asyncio.shield(reading.answer)
 
     def forget(self) -> None:
@@ -165,16 +155,16 @@ class SharedReads:
         """Begin no further read. Returns at once."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _done(self, key: Hashable, made: _Reading) -> None:
-        failed = made.answer.cancelled() or made.answer.exception() is not None
-        loop = made.answer.get_loop()
+    def _done(self, key: Hashable, reading: _Reading) -> None:
+        failed = reading.answer.cancelled() or reading.answer.exception() is not None
+        loop = reading.answer.get_loop()
         if failed:
-            self._drop(key, made)
+            self._drop(key, reading)
         else:
-            loop.call_at(made.began_at + AGE_S, self._drop, key, made)
+            loop.call_at(reading.began_at + AGE_S, self._drop, key, reading)
 
-    def _drop(self, key: Hashable, made: _Reading) -> None:
-        if self._readings.get(key) is made:
+    def _drop(self, key: Hashable, reading: _Reading) -> None:
+        if self._readings.get(key) is reading:
             del self._readings[key]
 
 

@@ -24,7 +24,7 @@ class TooLong(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class InfillMarks:
     """The marks of models that were trained alike. An empty one does not exist."""
 
     prefix: str
@@ -39,29 +39,29 @@ class Family:
 
 FAMILIES = (
     # Qwen2.5-Coder (arXiv 2409.12186) and CodeGemma (ai.google.dev/gemma/docs/codegemma).
-    Family(
+    InfillMarks(
         *("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
         repository="<|repo_name|>",
         file="<|file_sep|>",
         ends=("<|fim_pad|>", "<|endoftext|>", "<|file_separator|>"),
     ),
     # StarCoder, StarCoder2 (arXiv 2402.19173), Granite Code and Stable Code.
-    Family(
+    InfillMarks(
         *("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
         repository="<repo_name>",
         file="<file_sep>",
         ends=("<fim_pad>", "<|endoftext|>", "<filename>", "<reponame>"),
     ),
     # SantaCoder (huggingface.co/bigcode/santacoder).
-    Family("<fim-prefix>", "<fim-suffix>", "<fim-middle>", ends=("<fim-pad>", "<|endoftext|>")),
+    InfillMarks("<fim-prefix>", "<fim-suffix>", "<fim-middle>", ends=("<fim-pad>", "<|endoftext|>")),
     # DeepSeek-Coder and DeepSeek-V2 and later (github.com/deepseek-ai/DeepSeek-Coder).
-    Family("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    InfillMarks("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
     # CodeLlama (github.com/meta-llama/codellama, `infilling_prompt_tokens`).
-    Family("▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",)),
+    InfillMarks("▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",)),
     # GLM-4 and later in the order of CodeGeeX4 (github.com/THUDM/CodeGeeX4, guides/Infilling_guideline).
-    Family("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>", True, ends=("<|endoftext|>", "<|user|>")),
+    InfillMarks("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>", True, ends=("<|endoftext|>", "<|user|>")),
     # Codestral (mistral-common, `encode_fim`).
-    Family("[PREFIX]", "[SUFFIX]", suffix_first=True, ends=("[MIDDLE]",)),
+    InfillMarks("[PREFIX]", "[SUFFIX]", suffix_first=True, ends=("[MIDDLE]",)),
 )
 """The first one whose marks a tokenizer has is the model's."""
 
@@ -72,14 +72,14 @@ def fill_in_middle_of(vocabulary: Vocabulary) -> FillInMiddle | None:
     return FillInMiddle(vocabulary, families[0]) if families else None
 
 
-def _marks(family: Family) -> tuple[str, str, str]:
+def _marks(family: InfillMarks) -> tuple[str, str, str]:
     return family.prefix, family.suffix, family.middle
 
 
 class FillInMiddle:
     """Builds a model's prompts with a gap. Marks are put in as ids; a user's text that has them is only text."""
 
-    def __init__(self, vocabulary: Vocabulary, family: Family) -> None:
+    def __init__(self, vocabulary: Vocabulary, family: InfillMarks) -> None:
         self._vocabulary = vocabulary
         self._family = family
         names = [*_marks(family), family.repository, family.file, *family.ends]
@@ -122,7 +122,7 @@ class FillInMiddle:
     def _context(self, files: Sequence[tuple[str, str]], room: int) -> list[int]:
         """The last of `files` that fit, in their order, in the form that the family was trained on."""
         mark = self._mark(self._family.file)
-        chosen = list[list[int]]()
+        chunks = list[list[int]]()
         head = [*self._mark(self._family.repository), *self._text(_PROJECT, _NAME_TOKENS)] if mark else []
         tail = [*mark, *self._text(_THIS_FILE, _NAME_TOKENS)] if mark else []
         room -= len(head) + len(tail)
@@ -135,8 +135,8 @@ class FillInMiddle:
             if len(chunk) > room:
                 break
             room -= len(chunk)
-            chosen.append(chunk)
-        return [*head, *(token for chunk in reversed(chosen) for token in chunk), *tail] if chosen else []
+            chunks.append(chunk)
+        return [*head, *(token for chunk in reversed(chunks) for token in chunk), *tail] if chunks else []
 
     def _text(self, text: str, most: int, *, inside: bool = False) -> list[int]:
         """A user's text; `inside`: without a space that the tokenizer puts in front. Raises TooLong."""

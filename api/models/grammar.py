@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from api.chat.tokens import Vocabulary
-from api.schemas.generation import Constraint
+from api.schemas.generation import RequestedGrammar
 from control.confinement import ConfinedFailure, ConfinedProcess, TooSlow
 from control.errors import RequestError
 from control.messages import Grammar, ModelAssets
@@ -20,7 +20,7 @@ log = structlog.stdlib.get_logger(__name__)
 LONGEST_S = 2.0
 """Of one compilation; ordinary ones take a millisecond."""
 PROCESSES = 2
-_KNOWN = 1024
+_MOST_VERDICTS = 1024
 """Verdicts that are remembered."""
 
 _decode = msgspec.json.Decoder(Verdict).decode
@@ -45,24 +45,24 @@ class GrammarChecks:
         for child in self._children:
             self._free.put_nowait(child)
         self._longest_s = longest_s
-        self._known: OrderedDict[Key, Verdict] = OrderedDict()
+        self._verdicts: OrderedDict[Key, Verdict] = OrderedDict()
 
-    async def check(self, constraint: Constraint, tokens: bytes) -> Grammar:
+    async def check(self, constraint: RequestedGrammar, tokens: bytes) -> Grammar:
         """The grammar as it is to be enqueued. Raises RequestError in the library's words for one that is refused."""
         key = (tokens, constraint.grammar)
-        verdict = self._known.get(key)
+        verdict = self._verdicts.get(key)
         if verdict is None:
             child = await self._free.get()
             try:
-                verdict = self._known.get(key) or await child.run(
+                verdict = self._verdicts.get(key) or await child.run(
                     _judge, child, constraint.grammar, tokens, self._longest_s
                 )
             finally:
                 self._free.put_nowait(child)
-            self._known[key] = verdict
-            if len(self._known) > _KNOWN:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
+            self._verdicts[key] = verdict
+            if len(self._verdicts) > _MOST_VERDICTS:
+                self._verdicts.popitem(last=False)
+        self._verdicts.move_to_end(key)
         if verdict.grammar is None:
             raise RequestError(
                 f"'{constraint.param}' can't be served: {verdict.refusal}.",

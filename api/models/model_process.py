@@ -42,7 +42,7 @@ class Encode(msgspec.Struct, frozen=True, tag=True):
 Task = Variables | Render | Encode
 
 
-class Reply(msgspec.Struct, frozen=True):
+class TaskResult(msgspec.Struct, frozen=True):
     """The answer to any task; `refusal` is the template's own, in its words."""
 
     names: list[str] = []
@@ -58,18 +58,18 @@ class Worker:
         self._template = PlainTemplate(files.template)
         self._encoder = OwnEncoder(Tokenizer.from_str(files.tokenizer_json)) if files.tokenizer_json else None
 
-    def answer(self, task: Task) -> Reply:
+    def answer(self, task: Task) -> TaskResult:
         match task:
             case Variables():
-                return Reply(names=sorted(self._template.variables))
+                return TaskResult(names=sorted(self._template.variables))
             case Render():
                 try:
-                    return Reply(text=self._template.render(task.context))
+                    return TaskResult(text=self._template.render(task.context))
                 except TemplateFailed as error:
-                    return Reply(refusal=str(error.__cause__ or error))
+                    return TaskResult(refusal=str(error.__cause__ or error))
             case Encode():
                 assert self._encoder is not None
-                return Reply(encoded=self._encoder.encode(task.texts, task.special))
+                return TaskResult(encoded=self._encoder.encode(task.texts, task.special))
 
 
 def main() -> None:

@@ -216,7 +216,7 @@ class OverviewReader:
             overviews = await arun_steps(self._async_client, steps)
         else:
             overviews = await asyncio.to_thread(run_steps, self._client, steps)
-        self._size = sum(len(one.replicas) for one in overviews)
+        self._size = sum(len(overview.replicas) for overview in overviews)
         return {overview.model: overview for overview in overviews}
 
 
@@ -251,7 +251,7 @@ FarmState = tuple[dict[str, model_overviews.Overview], dict[str, tuple[AssetsMar
 """The result of a look at the farm: the models, those that can be served, and those that Redis has lost."""
 
 
-class Models:
+class ModelRegistry:
     """The farm's models, as last seen."""
 
     def __init__(
@@ -284,9 +284,9 @@ class Models:
         self._trial_places = asyncio.Semaphore(TRIALS_AT_ONCE)
         self._lost: dict[str, float] = {}
         """Models that Redis has lost: when that was seen, by the monotonic clock."""
-        self._left: dict[str, tuple[float, ServedModel]] = {}
+        self._unloaded: dict[str, tuple[float, ServedModel]] = {}
         """Models that were unloaded: when that was seen, by the monotonic clock, and how they were served."""
-        self._reading_left = asyncio.Lock()
+        self._reading_unloaded = asyncio.Lock()
         self._look: asyncio.Task[None] | None = None
         self._away: RedisUnavailable | None = None
         """The error of the last look. While the periodic task runs, requests raise it and need not try as well."""
@@ -294,7 +294,7 @@ class Models:
         self.start = self._task.start
         self._read_at = 0.0
         """The monotonic time at which this process read the overviews itself."""
-        self.seen = False
+        self.reachable = False
         """True if the farm answered when it was last looked at."""
 
     async def stop(self) -> None:
@@ -309,7 +309,7 @@ class Models:
         RedisUnavailable where the last look met nothing else.
         """
         self._check_away()
-        if self._real_name(name) not in self._served or not self.seen:
+        if self._real_name(name) not in self._served or not self.reachable:
             await self.look()
         real = self._real_name(name)
         overview = self._overviews.get(real) if real is not None else None
@@ -365,14 +365,16 @@ class Models:
 
     async def all_served(self) -> list[ServedModel]:
         """Every model whose assets are known, and can be used."""
-        if not self.seen:
+        if not self.reachable:
             await self.look()
         return [served for name in self._served if (served := self._usable(name)) is not None]
 
     @property
     def names(self) -> list[str]:
         """Every name that a client may use, aliases included; those of models that serve come first."""
-        adapted = (f"{name}:{one}" for name, (_, served) in self._served.items() for one in served.assets.adapters)
+        adapted = (
+            f"{name}:{adapter}" for name, (_, served) in self._served.items() for adapter in served.assets.adapters
+        )
         usable = {*self._overviews, *adapted, *(alias for alias in self._aliases if self._real_name(alias) is not None)}
         return sorted(usable, key=lambda name: (not self._serves(self._real_name(name)), name))
 
@@ -384,10 +386,10 @@ class Models:
     def most_text_bytes(self) -> int:
         """The most that a text route reads of a body: the model is not known before the body."""
         models = [served for _, served in self._served.values()]
-        if any(one.state == "sleeping" and name not in self._served for name, one in self._overviews.items()):
+        if any(overview.state == "sleeping" and name not in self._served for name, overview in self._overviews.items()):
             return self._longest_text + IMAGE_BYTES
-        text = min(max((one.text_bytes for one in models), default=LEAST_TEXT_BYTES), self._longest_text)
-        return text + (IMAGE_BYTES if any(one.images is not None for one in models) else 0)
+        text = min(max((model.text_bytes for model in models), default=LEAST_TEXT_BYTES), self._longest_text)
+        return text + (IMAGE_BYTES if any(model.images is not None for model in models) else 0)
 
     def load_stage(self, name: str) -> str | None:
         """The stage of a model's load, for its requests; None if it serves, as last seen."""
@@ -396,7 +398,9 @@ class Models:
             return None
         if overview.state == "sleeping" and overview.detail != ASLEEP:
             return overview.detail
-        done, total = (sum(getattr(one, part) for one in overview.replicas) for part in ("done_bytes", "total_bytes"))
+        done, total = (
+            sum(getattr(replica, part) for replica in overview.replicas) for part in ("done_bytes", "total_bytes")
+        )
         return f"loading {100 * done // total} %" if total else "loading"
 
     def overview(self, name: str) -> model_overviews.Overview | None:
@@ -424,16 +428,19 @@ class Models:
         """A model by its own name, whatever its state, or as it was when it was unloaded a short time ago; None where
         it has no assets (any more) that can be used. Raises RedisUnavailable; ModelUnavailable while they are tried."""
         self._check_away()
-        if not self.seen:
+        if not self.reachable:
             await self.look()
-        if name not in self._overviews and name not in self._left:
-            async with self._reading_left:
-                if name not in self._left and (model := await asyncio.to_thread(self._read_left, name)) is not None:
-                    self._left[name] = time.monotonic(), model
+        if name not in self._overviews and name not in self._unloaded:
+            async with self._reading_unloaded:
+                if (
+                    name not in self._unloaded
+                    and (model := await asyncio.to_thread(self._read_unloaded, name)) is not None
+                ):
+                    self._unloaded[name] = time.monotonic(), model
         await self._wait_for_trial(name)
-        if (served := self._usable(name)) is not None or name not in self._left:
+        if (served := self._usable(name)) is not None or name not in self._unloaded:
             return served
-        unloaded = self._left[name][1]
+        unloaded = self._unloaded[name][1]
         try:
             await unloaded.prepare()
         except ModelFileBreach:
@@ -465,18 +472,18 @@ class Models:
             whole = overviews.keys() == self._overviews.keys() and not self._new_assets(overviews)
             state = self._farm_state(overviews) if whole else await asyncio.to_thread(self._farm_state, overviews)
         except RedisUnavailable as error:
-            self.seen = False
+            self.reachable = False
             self._away = error
             raise
         now = time.monotonic()
         before = self._served
         self._overviews, self._served, self._lost = state
-        self.seen = True
+        self.reachable = True
         self._away = None
-        self._left |= {name: (now, model) for name, (_, model) in before.items() if name not in self._overviews}
-        gone = [name for name, (at, _) in self._left.items() if now - at > LEFT_S or name in self._overviews]
-        for name in gone:
-            del self._left[name]
+        self._unloaded |= {name: (now, model) for name, (_, model) in before.items() if name not in self._overviews}
+        expired = [name for name, (at, _) in self._unloaded.items() if now - at > LEFT_S or name in self._overviews]
+        for name in expired:
+            del self._unloaded[name]
         if names := self._unknown_calls():
             await asyncio.to_thread(self._note_unknown_calls, names)
         self._begin_trials()
@@ -577,7 +584,7 @@ class Models:
                     self._break(name, mark, error)
         return overviews, served, self._still_lost(overviews)
 
-    def _read_left(self, name: str) -> ServedModel | None:
+    def _read_unloaded(self, name: str) -> ServedModel | None:
         assets = catalog.get_assets_left(self._client, name)
         try:
             return None if assets is None else self._serve(name, assets, None)
@@ -585,12 +592,12 @@ class Models:
             log.error("an unloaded model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
             return None
 
-    def _serve(self, name: str, assets: ModelAssets, made: ServedModel | None) -> ServedModel:
+    def _serve(self, name: str, assets: ModelAssets, previous: ServedModel | None) -> ServedModel:
         report = partial(self._report, name)
         if self._chat_template is not None:
             assets = msgspec.structs.replace(assets, chat_template=self._chat_template)
         return serve(
-            name, assets, made, self._images, self._tool_parser, self._response_template, self._trusted, report
+            name, assets, previous, self._images, self._tool_parser, self._response_template, self._trusted, report
         )
 
     def _report(self, name: str, file: str, deed: str) -> None:
@@ -606,9 +613,9 @@ class Models:
         NAME."""
         if name and (base := self._without_adapter(name)):
             return base
-        real = self._named(name)
+        real = self._own_or_alias(name)
         if real is None and name and (short := name.removesuffix(LATEST)):
-            real = self._named(short)
+            real = self._own_or_alias(short)
         if real is None and len(fitting := self._fitting(name)) == 1:
             return fitting[0]
         return real
@@ -625,7 +632,7 @@ class Models:
         words = _words(name) if name and ":" in name else []
         return [model for model in self._overviews if words and words == _words(_last_part(model))[: len(words)]]
 
-    def _named(self, name: str | None) -> str | None:
+    def _own_or_alias(self, name: str | None) -> str | None:
         """The catalog's name for a client's, or None. A model's own name precedes an alias, unless only that serves."""
         if not name:  # some clients send "" for none
             return self._only()

@@ -12,7 +12,7 @@ from litestar.params import FromPath, FromQuery
 
 from api.generation.client_request import Caller
 from api.generation.session import Session
-from api.generation.stored_answers import kept_messages, shown
+from api.generation.stored_answers import kept_messages, stored_body
 from api.http.errors import Forbidden
 from api.http.gate import proxy_header
 from api.http.turns import off_loop
@@ -82,9 +82,6 @@ async def fill_gap(request: Http) -> Response[Any]:
     return await generate(request, parse_infill)
 
 
-# --- Stored chat completions -----------------------------------------------------------------------------------------
-
-
 _LABEL = "metadata["
 
 
@@ -131,7 +128,7 @@ async def retrieve_chat_completion(request: Http, completion_id: FromPath[str]) 
     """A stored chat completion, once it has ended."""
     process = process_of(request)
     who = identity_of(request)
-    return _json(shown(await process.stored_chats.look_up(completion_id, who)))
+    return _json(stored_body(await process.stored_chats.look_up(completion_id, who)))
 
 
 @post("/v1/chat/completions/{completion_id:str}", status_code=200, operation_class=taking(Labels))
@@ -144,7 +141,7 @@ async def relabel_chat_completion(request: Http, completion_id: FromPath[str]) -
     check_labels(labels)
     stored = await process.stored_chats.look_up(completion_id, who)
     await process.stored_chats.relabel(stored, labels)
-    return _json(shown(await process.stored_chats.look_up(completion_id, who)))
+    return _json(stored_body(await process.stored_chats.look_up(completion_id, who)))
 
 
 @delete("/v1/chat/completions/{completion_id:str}", status_code=200)

@@ -1,4 +1,4 @@
-"""The OpenAPI document as it is served: the framework's, with what it does not know.
+"""The OpenAPI document as it is served: the framework's, completed.
 
 The framework knows paths, parameters and annotated answers. Bodies that are written as bytes, the events of streams,
 the headers of generating requests and the shape of all errors are added here.
@@ -24,12 +24,11 @@ from api.schemas.answers import (
     CompletionChunk,
     Error,
     MessageError,
-    NativePart,
-    NativeResult,
     OllamaError,
 )
 from api.schemas.bodies import add_bodies, bound_number
 from api.schemas.embeddings import EmbeddedByType, Embeddings, NativeVector, Reranked, Scores, TextScore
+from api.schemas.llama_cpp import NativePart, NativeResult
 from api.schemas.messages import CountedTokens, MessageEvent, MessageObject
 from api.schemas.ollama import (
     ChatAnswer,
@@ -49,7 +48,7 @@ from control.bounds import RANGES
 JsonObject = dict[str, Any]
 
 
-class Document:
+class OpenApiDocument:
     """The document of these routes, made when it is first read: that takes as long as the rest of the API's start."""
 
     def __init__(self, routes: Sequence[ControllerRouterHandler]) -> None:
@@ -80,7 +79,7 @@ class Document:
         return page(self.whole)
 
 
-def document_routes(document: Document) -> list[ControllerRouterHandler]:
+def document_routes(document: OpenApiDocument) -> list[ControllerRouterHandler]:
     """`/schema/openapi.json`, and `/schema` for people; threads make them, so that streams go on meanwhile."""
 
     @get("/schema/openapi.json", include_in_schema=False, media_type=MediaType.JSON, sync_to_thread=True)
@@ -92,9 +91,6 @@ def document_routes(document: Document) -> list[ControllerRouterHandler]:
         return document.page
 
     return [as_json, as_page]
-
-
-# --- what is answered ---
 
 
 class OperationAnswer(msgspec.Struct, frozen=True):
@@ -150,8 +146,6 @@ ANSWERS: dict[str, OperationAnswer] = {
 def answer_of(method: str, path: str) -> OperationAnswer | None:
     return ANSWERS.get(path) or ANSWERS.get(f"{method} {path}")
 
-
-# --- additions ---
 
 METHODS = ("get", "post", "put", "patch", "delete")
 _ERROR = {"$ref": "#/components/responses/Error"}

@@ -77,7 +77,8 @@ async def text_of(request: Http) -> AsyncGenerator[bytes]:
 
 
 async def model_for(request: Http, name: str | None) -> ServedModel:
-    """The model that the caller means. Raises as `Models.resolve`; one that its key doesn't open is not there."""
+    """The model that the caller means. Raises as `ModelRegistry.resolve`, and ModelNotFound for one that its key
+    doesn't open."""
     served = await process_of(request).models.resolve(name)
     identity_of(request).check_model(name, served.name)
     return served
@@ -173,7 +174,7 @@ async def serve(request: Http, read: Read) -> Response[Any]:
     except asyncio.CancelledError:
         # The process stops, and its grace is over.
         if session is not None:
-            session.left()
+            session.abandon()
         raise
 
 

@@ -13,7 +13,7 @@ from api.generation.session import STREAM_HEADERS
 from api.process import Process
 from api.routes.generation import Http, process_of
 from api.schemas.answers import encode
-from api.schemas.state import Health, Load, ModelState, Readiness, RedisMemory, Version
+from api.schemas.state import Health, ModelState, Readiness, RedisMemory, ServerLoad, Version
 from control.clock import now_ms
 from control.errors import RedisUnavailable, state_in_words
 from control.version import VERSION
@@ -50,9 +50,9 @@ async def version() -> Version:
 
 
 @get("/load")
-async def load(request: Http) -> Load:
+async def load(request: Http) -> ServerLoad:
     """The answers that this process follows now, in vLLM's form; those of the farm are in /farm/requests."""
-    return Load(server_load=process_of(request).follower.open_feeds)
+    return ServerLoad(server_load=process_of(request).follower.open_feeds)
 
 
 @get("/ready")
@@ -88,9 +88,10 @@ async def _obstacle(process: Process) -> str | None:
         return None
     if not loaded:
         return "no model is ready: " + "; ".join(
-            f"{one.model} {state_in_words(one.state)}{f': {one.detail}' if one.detail else ''}" for one in overviews
+            f"{overview.model} {state_in_words(overview.state)}{f': {overview.detail}' if overview.detail else ''}"
+            for overview in overviews
         )
-    if any(one.paused for one in overviews if one.state == "loaded"):
+    if any(overview.paused for overview in overviews if overview.state == "loaded"):
         return None
     results = [
         await process.canary.check(served) for served in await process.models.all_served() if served.name in loaded

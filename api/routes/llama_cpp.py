@@ -130,15 +130,19 @@ async def list_slots(request: Http, model: FromQuery[str | None] = None) -> list
             n_ctx=context,
             is_processing=True,
             speculative=False,
-            id_task=one.id,
-            n_prompt_tokens=one.prompt_tokens,
-            next_token=[NextToken(n_decoded=one.completion_tokens)],
+            id_task=open_request.id,
+            n_prompt_tokens=open_request.prompt_tokens,
+            next_token=[NextToken(n_decoded=open_request.completion_tokens)],
         )
-        for place, one in enumerate(running)
+        for place, open_request in enumerate(running)
     ]
     free = range(len(slots), max(_places(served), len(slots) + 1))
     return slots + [Slot(id=place, n_ctx=context, is_processing=False, speculative=False) for place in free]
 
 
 def _running(client: SyncRedis, model: str, tenant: str) -> list[OpenRequest]:
-    return [one for one in open_requests(client, [model], _MOST_SLOTS, tenant) if one.state == "running"]
+    return [
+        open_request
+        for open_request in open_requests(client, [model], _MOST_SLOTS, tenant)
+        if open_request.state == "running"
+    ]

@@ -23,7 +23,7 @@ async def list_models(request: Http) -> ModelList:
     """Every model name that the caller may use, as last seen."""
     identity = identity_of(request)
     models = process_of(request).models
-    if not models.seen:
+    if not models.reachable:
         await models.look()
     names = [name for name in models.names if identity.may_use(name, models.real_name(name))]
     return ModelList(
@@ -36,19 +36,19 @@ async def list_models(request: Http) -> ModelList:
 @get("/v1/models/{model:path}")
 async def retrieve_model(request: Http, model: FromPath[str]) -> ModelCard:
     """One model; ids may contain slashes."""
-    return _card(request, await _named(request, model))
+    return _card(request, await _name_in_path(request, model))
 
 
 @delete("/v1/models/{model:path}", status_code=200)
 async def delete_model(request: Http, model: FromPath[str]) -> Deleted:
     """Unload a model, for operators, once its running requests have finished. Its files stay on the hosts."""
-    name = await _named(request, model)
+    name = await _name_in_path(request, model)
     await check_operator(request)
     await on_farm(request, desired.unload, process_of(request).models.real_name(name))
     return Deleted(id=name, object="model")
 
 
-async def _named(request: Http, model: str) -> str:
+async def _name_in_path(request: Http, model: str) -> str:
     """The name in a path. Raises ModelNotFound for a model that the caller may not use either."""
     identity = identity_of(request)
     models = process_of(request).models
@@ -56,19 +56,23 @@ async def _named(request: Http, model: str) -> str:
     if models.overview(name) is None:
         await models.look()
     if models.overview(name) is None or not identity.may_use(name, models.real_name(name)):
-        raise ModelNotFound(name, [one for one in models.names if identity.may_use(one, models.real_name(one))])
+        raise ModelNotFound(
+            name, [usable for usable in models.names if identity.may_use(usable, models.real_name(usable))]
+        )
     return name
 
 
 def _backends(overview: Overview) -> list[ModelBackend]:
     """The distinct backends of the replicas, the most frequent one first."""
     counts = Counter(replica.backend.fingerprint for replica in overview.replicas if replica.backend is not None)
-    named = {one.backend.fingerprint: one.backend for one in overview.replicas if one.backend is not None}
+    backends = {
+        replica.backend.fingerprint: replica.backend for replica in overview.replicas if replica.backend is not None
+    }
     return [
         ModelBackend(
             system_fingerprint=fingerprint,
             replicas=count,
-            weights=(backend := named[fingerprint]).weights,
+            weights=(backend := backends[fingerprint]).weights,
             dtype=backend.dtype,
             kv_type=backend.kv_type or None,
             quant=backend.quant,

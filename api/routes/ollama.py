@@ -1,5 +1,5 @@
-"""The routes of Ollama's clients: /api/chat, /api/generate, /api/embed and /api/embeddings for what they ask of models,
-and /api/tags, /api/show, /api/ps, /api/version, /api/pull and /api/delete for the models themselves.
+"""The routes of Ollama's clients: /api/chat, /api/generate, /api/embed and /api/embeddings for texts and vectors, and
+/api/tags, /api/show, /api/ps, /api/version, /api/pull and /api/delete for the models themselves.
 """
 
 from __future__ import annotations
@@ -107,8 +107,10 @@ async def generate_text(request: Http) -> Response[Any]:
             return _response(answer, caller)
         served = await model_for(request, parsed.model)
         has_template = served.template is not None
-        made = await off_loop(len(body), generation_of, parsed, has_template=has_template, warnings=caller.warnings)
-        return ParsedBody(body=made)
+        completion = await off_loop(
+            len(body), generation_of, parsed, has_template=has_template, warnings=caller.warnings
+        )
+        return ParsedBody(body=completion)
 
     return await serve(request, read)
 
@@ -167,11 +169,6 @@ def _response(answer: Any, caller: Caller) -> Response[Any]:
     return Response(msgspec.json.encode(answer), media_type="application/json", headers=headers)
 
 
-# --- Models ----------------------------------------------------------------------------------------------------------
-
-# The models as Ollama's clients see them, and what operators do with them by /api/pull and /api/delete.
-
-
 API_VERSION = "0.12.11"
 """The version of Ollama whose HTTP API is served: clients ask for it to know what they may send."""
 _NEVER = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
@@ -182,7 +179,7 @@ ARCHITECTURE = "furrow"
 LINES_HEADERS = STREAM_HEADERS | {"content-type": OllamaRenderer.media_type}
 _DONE = "success"
 _LOOK_EVERY_S = 0.5
-_SAY_EVERY_S = 10.0
+_REPEAT_EVERY_S = 10.0
 """A line of progress comes at least so often, also where nothing has changed."""
 
 
@@ -241,7 +238,7 @@ async def list_running(request: Http) -> Response[Any]:
 async def show_model(request: Http) -> Response[Any]:
     """A model's capabilities, its context, its chat template and its defaults."""
     async with text_of(request) as body:
-        name = decode_body(body, ModelToShow).named
+        name = decode_body(body, ModelToShow).name_of_model
         served = await model_for(request, name)
     overview = process_of(request).models.overview(name)
     assets = served.assets
@@ -269,7 +266,7 @@ async def pull_model(request: Http) -> Response[Any]:
     """Load a model, for operators: the demonstration model, or a repository of Hugging Face. Progress comes as lines of
     JSON; without `stream` the answer comes once it is loaded."""
     body = await body_of(request, ModelToPull)
-    name, is_new = await on_farm(request, _desire, body.named)
+    name, is_new = await on_farm(request, _desire, body.name_of_model)
     progress = _progress(request, name, is_new=is_new)
     if body.stream is not False:
         return Stream(_lines(progress), headers=LINES_HEADERS)
@@ -281,7 +278,7 @@ async def pull_model(request: Http) -> Response[Any]:
 @delete("/api/delete", status_code=200, guards=[operators_only], operation_class=taking(ModelToDelete, open_ended=True))
 async def delete_model(request: Http) -> Response[Any]:
     """Unload a model, for operators, once its running requests have finished. Its files stay on the hosts."""
-    await on_farm(request, _unload, (await body_of(request, ModelToDelete)).named)
+    await on_farm(request, _unload, (await body_of(request, ModelToDelete)).name_of_model)
     return _answer(PullStatus(status=_DONE))
 
 
@@ -289,14 +286,11 @@ def _answer(answer: Shape) -> Response[Any]:
     return Response(msgspec.json.encode(answer), status_code=200, media_type="application/json")
 
 
-# --- what is shown of a model ---
-
-
 async def _names(request: Http) -> list[str]:
     """Every model name that the caller may use. Raises as `identity_of`."""
     identity = identity_of(request)
     models = process_of(request).models
-    if not models.seen:
+    if not models.reachable:
         await models.look()
     return [name for name in models.names if identity.may_use(name, models.real_name(name))]
 
@@ -362,16 +356,13 @@ def capabilities_of(served: ServedModel) -> list[str]:
     kind = served.assets.kind
     if kind != "generate":
         return ["embedding"] if kind == "embed" else []
-    can = {
+    abilities = {
         "tools": served.template is not None,  # the prompt describes them where the template takes none
         "insert": served.gaps is not None,
         "vision": served.images is not None,
         "thinking": served.forms.thinking is not None or bool(served.forms.text),
     }
-    return ["completion", *(name for name, there in can.items() if there)]
-
-
-# --- the operators' part ---
+    return ["completion", *(name for name, has in abilities.items() if has)]
 
 
 def _desire(client: SyncRedis, name: str) -> tuple[str, bool]:
@@ -398,7 +389,7 @@ def _unload(client: SyncRedis, name: str) -> None:
 def _own_name(client: SyncRedis, name: str) -> str | None:
     """The farm's name for a model that it knows; no alias."""
     names = dict.fromkeys((name, name.removesuffix(LATEST)))
-    return next((one for one in names if catalog.get_spec(client, one) is not None), None)
+    return next((own for own in names if catalog.get_spec(client, own) is not None), None)
 
 
 async def _progress(request: Http, name: str, *, is_new: bool) -> AsyncGenerator[PullStatus]:
@@ -410,9 +401,9 @@ async def _progress(request: Http, name: str, *, is_new: bool) -> AsyncGenerator
     process = process_of(request)
     client = client_of(request.scope)
     clock = asyncio.get_running_loop().time
-    said = PullStatus(status="pulling manifest")
-    said_at = clock()
-    yield said
+    last_status = PullStatus(status="pulling manifest")
+    yielded_at = clock()
+    yield last_status
     while True:
         await process.models.look()
         overview = process.models.overview(name)
@@ -426,12 +417,12 @@ async def _progress(request: Http, name: str, *, is_new: bool) -> AsyncGenerator
         if cause is not None:
             raise ModelUnavailable(name, "failed", cause)
         status = _status(overview)
-        if status != said or clock() - said_at > _SAY_EVERY_S:
+        if status != last_status or clock() - yielded_at > _REPEAT_EVERY_S:
             yield status
-            said = status
-            said_at = clock()
+            last_status = status
+            yielded_at = clock()
         process.shutdown.refuse_when_draining()
-        if client.gone():
+        if client.has_left():
             raise ClientDisconnected
         if not await is_still_operator(request):
             raise Unauthorized("The API key of this request has ended. Use another one.")
@@ -442,7 +433,9 @@ def _failure(overview: Overview | None) -> str | None:
     """The cause for which a replica of the newest revision failed to load; None where none did."""
     if overview is None:
         return None
-    failed = (one for one in overview.replicas if one.state == "failed" and one.revision == overview.revision)
+    failed = (
+        replica for replica in overview.replicas if replica.state == "failed" and replica.revision == overview.revision
+    )
     return next((replica.detail for replica in failed), None)
 
 
@@ -450,7 +443,7 @@ def _status(overview: Overview | None) -> PullStatus:
     if overview is None:
         return PullStatus(status="waiting")
     status = PullStatus(status=overview.detail or overview.state)
-    sizes = [(one.done_bytes, one.total_bytes) for one in overview.replicas if one.total_bytes]
+    sizes = [(replica.done_bytes, replica.total_bytes) for replica in overview.replicas if replica.total_bytes]
     if sizes:
         status.completed, status.total = max(sizes, key=lambda size: size[0] / size[1])
     return status

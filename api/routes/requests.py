@@ -9,7 +9,7 @@ from litestar.params import FromPath, FromQuery
 
 from api.routes.generation import Http, authenticate, caller_of, process_of, refused, streamed
 from api.schemas.state import RequestStatus, request_status
-from api.schemas.view import Cursor, decode_view, parse_cursor
+from api.schemas.view import StreamCursor, decode_view, parse_cursor
 from control import requests
 from control.errors import RequestError
 from control.redis.connection import arun, arun_every
@@ -38,7 +38,7 @@ async def follow_request(request: Http, rid: FromPath[str], model: FromQuery[str
                 param="last-event-id",
                 code="invalid_event_id",
             )
-        session = await process_of(request).sessions.resume(cursor or Cursor(rid, []), caller, model)
+        session = await process_of(request).sessions.resume(cursor or StreamCursor(rid, []), caller, model)
         await session.settle()
         return streamed(session, caller)
     except Exception as error:

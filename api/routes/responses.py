@@ -50,7 +50,7 @@ from api.schemas.responses import (
     with_summaries,
 )
 from api.schemas.state import Deleted, InputItems, InputTokens, page_of
-from api.schemas.view import COMPACTION, Cursor
+from api.schemas.view import COMPACTION, StreamCursor
 from control.errors import RequestError, RequestNotFound
 from control.records.responses import StoredResponse
 
@@ -216,7 +216,7 @@ async def retrieve_response(
         if not stream:
             return _json(stored.response or await process.stored_answers.current(stored), stored.rid)
         process.shutdown.refuse_when_draining()
-        session = await process.sessions.resume(Cursor(stored.rid, []), caller, stored.model)
+        session = await process.sessions.resume(StreamCursor(stored.rid, []), caller, stored.model)
         session.renderer.starting_after = -1 if starting_after is None else starting_after
         await session.settle()
         return streamed(session, caller)

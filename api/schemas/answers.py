@@ -1,5 +1,5 @@
-"""The answers of /v1/chat/completions and /v1/completions, in OpenAI's form, llama.cpp's own, and what all share,
-errors included.
+"""The answers of /v1/chat/completions and /v1/completions in OpenAI's form, and what all endpoints share: counts,
+times, log probabilities and errors.
 
 They are encoded from these structs, and the OpenAPI document is made of the same ones. Fields that an answer may lack
 are UNSET; a field with another default is always there. The order of fields is that of the bytes.
@@ -7,7 +7,7 @@ are UNSET; a field with another default is always there. The order of fields is 
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -25,9 +25,6 @@ class Shape(msgspec.Struct, forbid_unknown_fields=True):
 def encoded_once(value: Value) -> Value:
     """A part of an answer that is encoded here and now, however often it is shown."""
     return cast(Value, msgspec.Raw(encode(value)))
-
-
-# --- counts, times and scores ---
 
 
 class PromptTokensDetails(Shape):
@@ -108,8 +105,6 @@ class PromptLogprob(Shape):
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """The tokens of a prompt, each by its id, with the most likely ones at its place."""
-
-# --- chat ---
 
 
 class FunctionCall(Shape):
@@ -208,9 +203,6 @@ class ChatCompletionChunk(Shape, kw_only=True):
     timings: Timings | UnsetType = UNSET
 
 
-# --- completions ---
-
-
 class CompletionLogprobs(Shape):
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -257,60 +249,6 @@ class CompletionChunk(Shape, kw_only=True):
     choices: list[CompletionChunkChoice]
     usage: TokenUsage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
-
-
-# --- llama.cpp's form ---
-
-
-class NativeLogprob(Shape):
-    id: int
-    token: str
-    bytes: list[int]
-    logprob: float
-
-
-class NativeTokenLogprob(NativeLogprob):
-    top_logprobs: list[NativeLogprob]
-
-
-class NativePart(Shape, kw_only=True):
-    """A part of a streamed answer."""
-
-    index: int
-    content: str
-    tokens: list[int]
-    stop: Literal[False] = False
-    id_slot: int = -1
-    tokens_predicted: int
-    tokens_evaluated: int
-    completion_probabilities: list[NativeTokenLogprob] | UnsetType = UNSET
-    timings: Timings | UnsetType = UNSET
-
-
-class NativeResult(Shape, kw_only=True):
-    """The answer, and the last event of a stream, whose `content` is empty. With `response_fields` it has these alone,
-    by their paths."""
-
-    index: int
-    content: str
-    tokens: list[int]
-    id_slot: int = -1
-    stop: Literal[True] = True
-    model: str
-    tokens_predicted: int
-    tokens_evaluated: int
-    has_new_line: bool
-    truncated: bool
-    stop_type: Literal["eos", "limit", "word"]
-    stopping_word: str
-    tokens_cached: int
-    timings: Timings
-    generation_settings: dict[str, Any] | UnsetType = UNSET
-    prompt: str | UnsetType = UNSET
-    completion_probabilities: list[NativeTokenLogprob] | UnsetType = UNSET
-
-
-# --- errors ---
 
 
 UNTHREADED = "thread_unsupported_request"

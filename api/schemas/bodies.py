@@ -54,8 +54,6 @@ def _components() -> tuple[dict[type[msgspec.Struct], dict[str, Any]], dict[str,
     return dict(zip(_bodies, references, strict=True)), schemas
 
 
-# --- bounds ---
-
 _LABEL: JsonObject = {"maxLength": generation.MAX_LABEL}
 _NOT_SERVED: JsonObject = {"enum": [None, "", [], {}]}
 """A field that is known: only values that ask for nothing are taken."""

@@ -325,17 +325,17 @@ def offered(tools: list[Tool] | None, choice: ToolChoice | None, parallel: bool 
     if not isinstance(choice, NamedTool):
         return Offer(functions, must=choice == "required", single=single)
     if choice.type != "allowed_tools":
-        return Offer([_named(choice, functions, "tool_choice")], must=True, named=True, single=True)
+        return Offer([_function_named(choice, functions, "tool_choice")], must=True, named=True, single=True)
     if choice.allowed_tools is None or not choice.allowed_tools.tools:
         raise RequestError("'tool_choice.allowed_tools.tools' names no tool.", param="tool_choice.allowed_tools.tools")
     allowed = [
-        _named(tool, functions, f"tool_choice.allowed_tools.tools[{index}]")
+        _function_named(tool, functions, f"tool_choice.allowed_tools.tools[{index}]")
         for index, tool in enumerate(choice.allowed_tools.tools)
     ]
     return Offer(allowed, must=choice.allowed_tools.mode == "required", single=single)
 
 
-def _named(tool: ToolName, functions: list[Function], path: str) -> Function:
+def _function_named(tool: ToolName, functions: list[Function], path: str) -> Function:
     if tool.type != "function":
         raise RequestError(f"'{path}' must be of type 'function', not {tool.type[:80]!r}.", param=f"{path}.type")
     if tool.function is None:

@@ -2,7 +2,7 @@
 
 Unknown fields inside messages, tools and other nested objects are ignored: their structs don't forbid them. A struct
 of a whole body has `forbid_unknown_fields`, and `decode_request` looks at a body a second time only where it has one:
-`TABLE` treats the field, or `Warnings.ignore` reports it.
+`tolerance.TABLE` says how the field is treated; one that it lacks is reported by `Warnings.ignore`.
 
 A parser that drops something else of a request calls `warnings.add("what, and why", "param")` on the `Warnings` it was
 given (`Caller.warnings`). They become the response's `Warning` header and one log line, and with `--strict` a 400.
@@ -14,164 +14,13 @@ import codecs
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import msgspec
 import msgspec.inspect
 
+from api.schemas.tolerance import TABLE, Alias, Hint, Unsupported
 from control.errors import RequestError
-
-# --- The table of tolerance ------------------------------------------------------------------------------------------
-
-# The treatment of a request's top-level fields that its endpoint does not implement.
-#
-# A field that alters the answer is honoured or refused by name; any other one is accepted. A name that
-# neither a body nor this table has is ignored with a warning. docs/api.md shows the same rows.
-
-
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """Accepted without an effect: it can't alter the answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """Another name of the first of these fields that the endpoint has."""
-
-    to: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Warned:
-    """Ignored with a warning of its own, unless the value is neutral."""
-
-    text: str
-    neutral: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Would alter the answer and is not implemented: refused, unless the value is neutral."""
-
-    neutral: tuple[Any, ...] = ()
-    remedy: str = "Remove it from the request."
-
-
-Row = Hint | Mapped | Warned | Refused
-
-_OFF: tuple[Any, ...] = (0, False)
-_ONE: tuple[Any, ...] = (1, 0)
-_EMPTY: tuple[Any, ...] = ([], {}, "", False)
-_BEAMS = "Beam search is not implemented; use 'n' for several answers."
-_FORMAT = "Use 'text.format' of /v1/responses or 'output_config.format' of /v1/messages."
-_LIMITS = ("max_tokens", "max_output_tokens")
-
-TABLE: dict[str, Row] = {
-    # OpenAI's, OpenRouter's and others' names of what only their service has.
-    "prediction": Hint(),  # of chat completions: elsewhere nothing is predicted
-    **dict.fromkeys(("client_metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"), Hint()),
-    **dict.fromkeys(("provider", "safety_identifier", "service_tier", "transforms", "usage", "verbosity"), Hint()),
-    # vLLM's and SGLang's names of one request, and of its way through their server.
-    **dict.fromkeys(("custom_labels", "extra_key", "kv_transfer_params", "request_id", "rid", "session_id"), Hint()),
-    **dict.fromkeys(("spaces_between_special_tokens", "stream_interval"), Hint()),
-    # llama.cpp's: its slots, its cache and its progress, and numbers that belong to a sampler below.
-    **dict.fromkeys(("cache_prompt", "id_slot", "n_cache_reuse", "n_keep", "return_progress"), Hint()),
-    **dict.fromkeys(("mirostat_eta", "mirostat_tau"), Hint()),
-    # Ollama's options: how its server loads and runs a model.
-    **dict.fromkeys(("embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_gpu"), Hint()),
-    **dict.fromkeys(("num_keep", "num_thread", "numa", "use_mlock", "use_mmap", "vocab_only"), Hint()),
-    # Neighbours' names of fields that are served.
-    "repeat_penalty": Mapped(("repetition_penalty",)),
-    "typical": Mapped(("typical_p",)),
-    **dict.fromkeys(
-        ("thinking_budget", "thinking_budget_tokens", "reasoning_budget_tokens"), Mapped(("thinking_token_budget",))
-    ),
-    "n_predict": Mapped(_LIMITS),
-    "max_new_tokens": Mapped(_LIMITS),
-    "max_tokens": Mapped(("max_output_tokens",)),
-    "max_completion_tokens": Mapped(_LIMITS),
-    "max_output_tokens": Mapped(("max_tokens",)),
-    "n_cmpl": Mapped(("n",)),
-    "stop_sequences": Mapped(("stop",)),
-    "stop": Mapped(("stop_sequences",)),
-    "regex": Mapped(("guided_regex",)),
-    "ebnf": Mapped(("guided_grammar",)),
-    "no_stop_trim": Mapped(("include_stop_str_in_output",)),
-    # Ignored, and the client should know.
-    "store": Warned(
-        "'store' has no effect here: /v1/responses and /v1/chat/completions store their answers.", (False,)
-    ),
-    "samplers": Warned("'samplers' has no effect: the order of the samplers is fixed.", _EMPTY),  # of llama.vim
-    "num_ctx": Warned("'num_ctx' has no effect: a model has the context with which it was loaded."),
-    "repeat_last_n": Warned("'repeat_last_n' has no effect: penalties count the whole context.", (-1,)),
-    "penalize_newline": Warned("'penalize_newline' has no effect: penalties count line breaks too.", (True,)),
-    # llama.cpp's and others' samplers.
-    "mirostat": Refused(_OFF),
-    "mirostat_mode": Refused(_OFF),
-    "smoothing_factor": Refused(_OFF),
-    "tfs_z": Refused(_ONE),
-    "tfs": Refused(_ONE),
-    "top_a": Refused(_OFF),
-    "epsilon_cutoff": Refused(_OFF),
-    "eta_cutoff": Refused(_OFF),
-    "penalty_alpha": Refused(_OFF),
-    "guidance_scale": Refused(_ONE),
-    "cfg_scale": Refused(_ONE),
-    "negative_prompt": Refused(_EMPTY),
-    "min_keep": Refused(_OFF),
-    "n_indent": Refused(_OFF),
-    "n_probs": Refused(_OFF, "Use 'logprobs'."),
-    "t_max_predict_ms": Refused(_OFF, "Use 'timeout', in seconds."),
-    "response_fields": Refused(_EMPTY),
-    "lora": Refused(_EMPTY),
-    # vLLM's and SGLang's.
-    "use_beam_search": Refused(_OFF, _BEAMS),
-    "num_beams": Refused(_ONE, _BEAMS),
-    "beam_width": Refused(_ONE, _BEAMS),
-    "best_of": Refused(_ONE, "Use 'n' for several answers."),
-    "length_penalty": Refused(_ONE),
-    "diversity_penalty": Refused(_OFF),
-    "no_repeat_ngram_size": Refused(_OFF),
-    "logits_processors": Refused(_EMPTY),
-    "custom_logit_processor": Refused(_EMPTY),
-    "allowed_token_ids": Refused(_EMPTY, "Use /v1/chat/completions or /v1/completions."),
-    "logprob_token_ids": Refused(_EMPTY, "Use 'logprobs' and 'top_logprobs'."),
-    "truncate_prompt_tokens": Refused((-1,), "Send a shorter prompt."),
-    "repetition_detection": Refused(_EMPTY),
-    "stop_regex": Refused(_EMPTY, "Use 'stop'."),
-    "chat_template": Refused(_EMPTY, "The model's own template is used. Remove it from the request."),
-    "documents": Refused(_EMPTY, "Send them as 'chat_template_kwargs.documents' or in a message."),
-    "lora_path": Refused(_EMPTY),
-    "prompt_embeds": Refused(_EMPTY),
-    "input_embeds": Refused(_EMPTY),
-    "return_hidden_states": Refused(_OFF),
-    "vllm_xargs": Refused(_EMPTY),
-    # OpenAI's.
-    "modalities": Refused((["text"], [])),
-    "audio": Refused(_EMPTY),
-    "moderation": Refused(_EMPTY),
-    "web_search_options": Refused(),  # {} asks for a search, too
-    # Fields of one endpoint that were sent to another one.
-    "n": Refused((1,), "Send several requests."),
-    "suffix": Refused(_EMPTY, "Use /v1/completions."),
-    "logprobs": Refused(_OFF),
-    "top_logprobs": Refused(_OFF),
-    "presence_penalty": Refused(_OFF),
-    "frequency_penalty": Refused(_OFF),
-    "response_format": Refused(({"type": "text"}, {}, ""), _FORMAT),
-    **dict.fromkeys(
-        ("grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex"), Refused(_EMPTY, _FORMAT)
-    ),
-    **dict.fromkeys(("json_schema", "structured_outputs"), Refused(_EMPTY, _FORMAT)),
-    **dict.fromkeys(
-        ("function_call", "functions"), Refused(("none", "auto", [], {}), "Use 'tools' and 'tool_choice'.")
-    ),
-    "system": Refused(_EMPTY, "Send a message with role 'system'."),
-    "instructions": Refused(_EMPTY, "Send a message with role 'system'."),
-    "previous_response_id": Refused(_EMPTY, "Use /v1/responses."),
-    "conversation": Refused(_EMPTY, "Send all messages each time."),
-}
 
 
 def missing(name: str) -> RequestError:
@@ -275,7 +124,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
-_PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_PATH = re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`$")
 
@@ -316,8 +165,8 @@ def decode_body(body: bytes, type_: type[T]) -> T:
                 "character. Send both halves, or the character itself in UTF-8.",
                 code="invalid_json",
             ) from None
-        what = "it is UTF-16; send UTF-8" if body.startswith(_UTF_16) else str(error)
-        raise RequestError(f"The request body is not valid JSON: {what}.", code="invalid_json") from None
+        cause = "it is UTF-16; send UTF-8" if body.startswith(_UTF_16) else str(error)
+        raise RequestError(f"The request body is not valid JSON: {cause}.", code="invalid_json") from None
 
 
 def decode_request(body: bytes, type_: type[S], warnings: Warnings | None) -> S:
@@ -327,10 +176,10 @@ def decode_request(body: bytes, type_: type[S], warnings: Warnings | None) -> S:
     except RequestError as error:
         if error.code != _UNKNOWN_CODE:
             raise
-    return decode_body(_known(body, type_, warnings or Warnings(strict=True)), type_)
+    return decode_body(_served_fields(body, type_, warnings or Warnings(strict=True)), type_)
 
 
-def _known(body: bytes, type_: type[msgspec.Struct], warnings: Warnings) -> bytes:
+def _served_fields(body: bytes, type_: type[msgspec.Struct], warnings: Warnings) -> bytes:
     """The body with the fields that its type has. Raises RequestError for a field that is refused."""
     members = decode_body(body, dict[str, msgspec.Raw])
     fields = frozenset(type_.__struct_encode_fields__)
@@ -339,10 +188,10 @@ def _known(body: bytes, type_: type[msgspec.Struct], warnings: Warnings) -> byte
         row = TABLE.get(name)
         if row is None:
             warnings.ignore(name)
-        elif isinstance(row, Mapped):
+        elif isinstance(row, Alias):
             _rename(members, name, value, next((to for to in row.to if to in fields), None), warnings)
         elif not isinstance(row, Hint) and msgspec.json.decode(value) not in (None, *row.neutral):
-            if isinstance(row, Refused):
+            if isinstance(row, Unsupported):
                 raise refusal(name, row.remedy)
             warnings.add(row.text, name)
     return msgspec.json.encode(members)
@@ -363,9 +212,9 @@ def _whole_numbers(value: Any) -> Any:
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) < _MOST_WHOLE else value
     if isinstance(value, list):
-        return [_whole_numbers(one) for one in cast(list[Any], value)]
+        return [_whole_numbers(element) for element in cast(list[Any], value)]
     if isinstance(value, dict):
-        return {name: _whole_numbers(one) for name, one in cast(dict[str, Any], value).items()}
+        return {name: _whole_numbers(member) for name, member in cast(dict[str, Any], value).items()}
     return value
 
 
@@ -390,22 +239,22 @@ def _explain(error: msgspec.ValidationError, type_: type, at: str = "") -> Reque
         text = f"{text[: _LONGEST_ERROR // 2]}…{text[-_LONGEST_ERROR // 2 :]}"
     match = _PATH.match(text)
     assert match is not None  # the pattern matches any text
-    what = match["what"]
+    problem = match["problem"]
     inner = (match["path"] or "").lstrip(".")
     path = _join(at, inner) if inner else at
-    if unknown := _UNKNOWN.match(what):
+    if unknown := _UNKNOWN.match(problem):
         name = _join(path, unknown["field"])
         return RequestError(
             f"Unrecognized request argument supplied: {name}. Remove it, or see the API reference for what is served.",
             param=name,
             code=_UNKNOWN_CODE,
         )
-    if absent := _MISSING.match(what):
+    if absent := _MISSING.match(problem):
         return missing(_join(path, absent["field"]))
-    if what.startswith("Invalid enum value"):
-        what += f"; use one of {', '.join(repr(value) for value in _choices(type_, inner))}"
+    if problem.startswith("Invalid enum value"):
+        problem += f"; use one of {', '.join(repr(value) for value in _choices(type_, inner))}"
     where = f" for '{path}'" if path else ""
-    return RequestError(f"Invalid value{where}: {what}.", param=path or None, code="invalid_type")
+    return RequestError(f"Invalid value{where}: {problem}.", param=path or None, code="invalid_type")
 
 
 def _choices(type_: type, path: str) -> list[Any]:
@@ -424,7 +273,11 @@ def _inside(outer: msgspec.inspect.Type, field: str) -> list[msgspec.inspect.Typ
         inner = [outer.item_type]
     else:
         inner = []
-    return [kind for one in inner for kind in (one.types if isinstance(one, msgspec.inspect.UnionType) else (one,))]
+    return [
+        kind
+        for member_type in inner
+        for kind in (member_type.types if isinstance(member_type, msgspec.inspect.UnionType) else (member_type,))
+    ]
 
 
 def _join(path: str, field: str) -> str:

@@ -59,14 +59,14 @@ class EmbeddingRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
         input_value = self.input
         if isinstance(input_value, str):
             return [input_value]
-        ids = [one for one in input_value if isinstance(one, int)]
+        ids = [entry for entry in input_value if isinstance(entry, int)]
         if ids and len(ids) == len(input_value):
             return [ids]
         if ids or not input_value:
             raise RequestError(
                 "'input' must be a text, a list of token ids, or a non-empty list of one of the two.", param="input"
             )
-        return [one for one in input_value if not isinstance(one, int)]
+        return [entry for entry in input_value if not isinstance(entry, int)]
 
 
 InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
@@ -108,7 +108,7 @@ class RerankRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def texts(self) -> list[str]:
-        return [one if isinstance(one, str) else one.text for one in self.documents]
+        return [entry if isinstance(entry, str) else entry.text for entry in self.documents]
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -323,9 +323,6 @@ def _check(request: InputsRequest, name: str, count: int) -> None:
         if value is not None and not RANGES[field].holds(value):
             text = f"Invalid value for '{field}': {shown(value)} must be {RANGES[field]}."
             raise RequestError(text, param=field)
-
-
-# --- Answers ---------------------------------------------------------------------------------------------------------
 
 
 class InputUsage(Shape):

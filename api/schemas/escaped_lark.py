@@ -157,11 +157,11 @@ def _atom(body: str, at: int, dot_is_all: bool) -> tuple[str, int]:
     return (first if first in "()*+?{}|," else _character(first)), 1
 
 
-def _character(one: str) -> str:
+def _character(character: str) -> str:
     """The regular expression of one character as it is escaped."""
-    escaped = json.dumps(one, ensure_ascii=False)[1:-1]
+    escaped = json.dumps(character, ensure_ascii=False)[1:-1]
     text = "".join(letter if letter.isalnum() or ord(letter) > 127 else f"\\{letter}" for letter in escaped)
-    return text if escaped == one else f"(?:{text})"
+    return text if escaped == character else f"(?:{text})"
 
 
 def _class(negated: str, inner: str) -> str:
@@ -173,20 +173,20 @@ def _class(negated: str, inner: str) -> str:
         if first in _CLASSES and last is None:
             members.update(_CLASSES[first])
             continue
-        low = _named(first)
-        high = low if last is None else _named(last)
+        low = _unescaped(first)
+        high = low if last is None else _unescaped(last)
         if first in _CLASSES or high < low:
             raise _NotKnownHere
-        members.update(one for one in _ESCAPED if low <= one <= high)
-    escapes = [_ESCAPES[one] for one in _ESCAPED if (one in members) != bool(negated)]
+        members.update(character for character in _ESCAPED if low <= character <= high)
+    escapes = [_ESCAPES[character] for character in _ESCAPED if (character in members) != bool(negated)]
     only_escapes = not negated and not _WITH_ESCAPES.sub("", inner)
     plain = [] if only_escapes else [f"[[{negated}{inner}]&&{_PLAIN}]"]
     return f"(?:{'|'.join([*plain, *escapes])})"
 
 
-def _named(text: str) -> str:
+def _unescaped(text: str) -> str:
     """The character that a class names, as itself or with a backslash."""
     return _NAMED.get(text[1:], text[1:]) if text.startswith("\\") else text
 
 
-_ESCAPES = {one: _character(one) for one in _ESCAPED}
+_ESCAPES = {character: _character(character) for character in _ESCAPED}

@@ -276,7 +276,7 @@ def deeper(value: Any, levels: int) -> bool:
     if not isinstance(value, (dict, list)):
         return False
     inner = cast("list[Any]", value.values() if isinstance(value, dict) else value)
-    return levels == 0 or any(deeper(one, levels - 1) for one in inner)
+    return levels == 0 or any(deeper(element, levels - 1) for element in inner)
 
 
 def _check_labels(request: GenerationFields) -> None:
@@ -334,7 +334,7 @@ MAX_SCHEMA_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Constraint:
+class RequestedGrammar:
     """A grammar, and the parameter that named it."""
 
     grammar: Grammar
@@ -368,7 +368,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     json_object: bool | None = None
 
 
-def grammar_of(request: GenerationFields) -> Constraint | None:
+def grammar_of(request: GenerationFields) -> RequestedGrammar | None:
     """The grammar of the answers; None for free text. Raises RequestError, also for two parameters at once."""
     constraints = [
         constraint
@@ -389,10 +389,7 @@ def only_one(params: list[str]) -> None:
         raise RequestError(f"{names} both constrain the answer; send one of them.", param=params[1])
 
 
-# --- one reader per parameter ---------------------------------------------------------------------------------------
-
-
-def _response_format(value: Any, param: str) -> Constraint | None:
+def _response_format(value: Any, param: str) -> RequestedGrammar | None:
     form = _decoded(value, ResponseFormat, param)
     match form.type:
         case "text":
@@ -404,9 +401,9 @@ def _response_format(value: Any, param: str) -> Constraint | None:
                 )
             return _json(form.value, f"{param}.value")
         case "json_object" if form.schema is None:
-            return Constraint(Grammar("json_object"), param)
+            return RequestedGrammar(Grammar("json_object"), param)
         case "json_object":
-            return Constraint(_schema(form.schema, False, f"{param}.schema"), f"{param}.schema")
+            return RequestedGrammar(_schema(form.schema, False, f"{param}.schema"), f"{param}.schema")
         case "json":
             raise missing(f"{param}.value")
         case "regex":
@@ -419,7 +416,7 @@ def _response_format(value: Any, param: str) -> Constraint | None:
                 raise missing(here)
             if form.json_schema.schema is None:
                 raise missing(f"{here}.schema")
-            return Constraint(
+            return RequestedGrammar(
                 _schema(form.json_schema.schema, bool(form.json_schema.strict), f"{here}.schema"), f"{here}.schema"
             )
         case unknown:
@@ -429,18 +426,18 @@ def _response_format(value: Any, param: str) -> Constraint | None:
             )
 
 
-def _structured_outputs(value: Any, param: str) -> Constraint | None:
+def _structured_outputs(value: Any, param: str) -> RequestedGrammar | None:
     outputs = _decoded(value, StructuredOutputs, param)
     names = [name for name in StructuredOutputs.__struct_fields__ if getattr(outputs, name) not in (None, False)]
     only_one([f"{param}.{name}" for name in names])
     if not names:
         return None
     if outputs.json_object:
-        return Constraint(Grammar("json_object"), f"{param}.json_object")
+        return RequestedGrammar(Grammar("json_object"), f"{param}.json_object")
     return _READERS_WITHIN[names[0]](getattr(outputs, names[0]), f"{param}.{names[0]}")
 
 
-def _json(value: Any, param: str) -> Constraint:
+def _json(value: Any, param: str) -> RequestedGrammar:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
@@ -448,25 +445,25 @@ def _json(value: Any, param: str) -> Constraint:
             raise RequestError(f"'{param}' is not valid JSON: {error}.", param=param) from None
     if not isinstance(value, dict):
         raise RequestError(f"'{param}' must be a JSON schema: an object, or its text.", param=param)
-    return Constraint(_schema(value, False, param), param)  # type: ignore[arg-type]
+    return RequestedGrammar(_schema(value, False, param), param)  # type: ignore[arg-type]
 
 
-def _regex(value: Any, param: str) -> Constraint:
-    return Constraint(Grammar("regex", _text(value, param)), param)
+def _regex(value: Any, param: str) -> RequestedGrammar:
+    return RequestedGrammar(Grammar("regex", _text(value, param)), param)
 
 
-def _grammar(value: Any, param: str) -> Constraint:
-    return Constraint(Grammar("lark", _text(value, param)), param)
+def _grammar(value: Any, param: str) -> RequestedGrammar:
+    return RequestedGrammar(Grammar("lark", _text(value, param)), param)
 
 
-def _choice(value: Any, param: str) -> Constraint:
+def _choice(value: Any, param: str) -> RequestedGrammar:
     texts = _decoded(value, list[str], param)
     if not texts or not all(texts):
         raise RequestError(f"'{param}' must be a list of one text or more, none of them empty.", param=param)
-    return Constraint(Grammar("choice", msgspec.json.encode(texts).decode()), param)
+    return RequestedGrammar(Grammar("choice", msgspec.json.encode(texts).decode()), param)
 
 
-_READERS: dict[str, Callable[[Any, str], Constraint | None]] = {
+_READERS: dict[str, Callable[[Any, str], RequestedGrammar | None]] = {
     "response_format": _response_format,
     "structured_outputs": _structured_outputs,
     "guided_json": _json,
@@ -497,9 +494,9 @@ def _decoded(value: Any, kind: Any, param: str) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        what, _, place = str(error).partition(" - at `$")
+        problem, _, place = str(error).partition(" - at `$")
         where = param + place.rstrip("`")
-        raise RequestError(f"Invalid value for '{where}': {what}.", param=where, code="invalid_type") from None
+        raise RequestError(f"Invalid value for '{where}': {problem}.", param=where, code="invalid_type") from None
 
 
 def _text(value: Any, param: str) -> str:

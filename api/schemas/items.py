@@ -17,10 +17,7 @@ from api.schemas.image_parts import text_part as chat_text
 from api.schemas.response_tools import qualified
 from control.errors import RequestError
 
-# --- Parts -----------------------------------------------------------------------------------------------------------
-
-# Texts and images of messages, and of the outputs of tools.
-
+Item = dict[str, Any]
 
 _TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 _WITH_IMAGES = ("user",)
@@ -115,7 +112,7 @@ def without_images(item: Item) -> Item:
     """A message, with a note in place of each image."""
     if all(part["type"] != "input_image" for part in item["content"]):
         return item
-    parts = [text_part("input_text", LEFT_OUT) if one["type"] == "input_image" else one for one in item["content"]]
+    parts = [text_part("input_text", LEFT_OUT) if part["type"] == "input_image" else part for part in item["content"]]
     return item | {"content": parts}
 
 
@@ -169,13 +166,6 @@ def _text_of(part: Part, at: str, types: str) -> str:
         raise missing(f"{at}.{'refusal' if part.type == 'refusal' else 'text'}")
     return text
 
-
-# --- Items of tools --------------------------------------------------------------------------------------------------
-
-# Calls of tools and their results, and each as a function's call and result.
-
-
-Item = dict[str, Any]
 
 CALLS = ("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call")
 RESULTS = tuple(f"{kind}_output" for kind in CALLS)
@@ -340,10 +330,10 @@ def result_of(item: Item) -> str:
         return output or item["status"]
     if not isinstance(output, list):
         return str(output)
-    return "\n".join(_shown(one) for one in cast("list[Item]", output))
+    return "\n".join(_output_text(entry) for entry in cast("list[Item]", output))
 
 
-def _shown(output: Item) -> str:
+def _output_text(output: Item) -> str:
     outcome = output.get("outcome") or {}
     ended = "timed out" if outcome.get("type") == "timeout" else f"exit code {outcome.get('exit_code', 0)}"
     return "\n".join(text.rstrip("\n") for text in (ended, output["stdout"], output["stderr"]) if text)
@@ -566,11 +556,11 @@ def messages_of(items: list[Item]) -> list[dict[str, Any]]:
         elif item["type"] == "reasoning":
             _add(assistant(), "reasoning_content", item.get("content") or item["summary"])
         elif item["role"] == "assistant":
-            said = assistant()
-            if "tool_calls" in said:
-                messages.append(said := {"role": "assistant"})
-            _add(said, "content", item["content"])
-        elif item["role"] in ("system", "developer") and [one["role"] for one in messages] == ["system"]:
+            message = assistant()
+            if "tool_calls" in message:
+                messages.append(message := {"role": "assistant"})
+            _add(message, "content", item["content"])
+        elif item["role"] in ("system", "developer") and [message["role"] for message in messages] == ["system"]:
             _add(messages[0], "content", item["content"])  # templates know one system message, in front
         else:
             role = "system" if item["role"] == "developer" else item["role"]

@@ -1,13 +1,15 @@
-"""The bodies of llama.cpp's own routes, and the requests for which they stand: /completion, /infill, /apply-template
-and /embedding."""
+"""llama.cpp's own routes: the bodies of /completion and /infill, the completions for which these stand, and the answers
+of both and of /apply-template, /props and /slots."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from api.schemas.answers import Shape, Timings
 from api.schemas.completions import CompletionRequest, check_completion
 from api.schemas.decoding import Names, Warnings, convert_part, decode_request, naming, refusal
 from api.schemas.generation import MAX_BIASES, MAX_PARTS, UNLIMITED, CommonFields
@@ -215,8 +217,8 @@ def _prompts(request: NativeRequest) -> tuple[str | list[Any], dict[int, list[in
     prompt = request.prompt
     if not isinstance(prompt, list):
         return _text(prompt, "prompt"), {}
-    row = [one for one in prompt if isinstance(one, (int, str))]
-    if any(isinstance(one, int) for one in row):
+    row = [entry for entry in prompt if isinstance(entry, (int, str))]
+    if any(isinstance(entry, int) for entry in row):
         if len(row) < len(prompt):
             raise RequestError(
                 "'prompt' has token ids beside whole prompts; put the ids of each prompt into a list.", param="prompt"
@@ -226,15 +228,15 @@ def _prompts(request: NativeRequest) -> tuple[str | list[Any], dict[int, list[in
         raise RequestError(f"'prompt' has {len(prompt)} entries; at most {MAX_PARTS} are served.", param="prompt")
     prompts: list[str | list[int]] = []
     mixed: dict[int, list[int | str]] = {}
-    for place, one in enumerate(prompt):
-        if isinstance(one, list):
-            parts = [part for part in one if part != ""]
+    for place, entry in enumerate(prompt):
+        if isinstance(entry, list):
+            parts = [part for part in entry if part != ""]
             if any(isinstance(part, str) for part in parts):
                 mixed[place] = parts
             prompts.append([part for part in parts if isinstance(part, int)] or [0] * bool(parts))
         else:
-            assert not isinstance(one, int)
-            prompts.append(_text(one, f"prompt[{place}]"))
+            assert not isinstance(entry, int)
+            prompts.append(_text(entry, f"prompt[{place}]"))
     return prompts, mixed
 
 
@@ -273,63 +275,6 @@ def _biases(request: NativeRequest) -> tuple[dict[str, float], dict[str, float]]
             texts[name] = bias
     return ids, texts
 
-
-# --- answers --------------------------------------------------------------------------------------------------------
-
-
-class AppliedTemplate(msgspec.Struct, kw_only=True):
-    prompt: str
-
-
-class GenerationDefaults(msgspec.Struct, kw_only=True):
-    params: dict[str, Any]
-    n_ctx: int
-
-
-class Modalities(msgspec.Struct, kw_only=True):
-    vision: bool
-    audio: bool = False
-
-
-class Props(msgspec.Struct, kw_only=True):
-    """The facts about a model that clients of llama.cpp read."""
-
-    default_generation_settings: GenerationDefaults
-    total_slots: int
-    """Requests of a whole context for which there is memory at once."""
-    model_alias: str
-    model_path: str
-    """The model's name: where its files are is not told."""
-    modalities: Modalities
-    chat_template: str
-    bos_token: str
-    eos_token: str
-    build_info: str
-    is_sleeping: bool
-    endpoint_slots: bool = True
-    endpoint_props: bool = False
-    endpoint_metrics: bool = True
-
-
-class NextToken(msgspec.Struct, kw_only=True):
-    has_next_token: bool = True
-    n_decoded: int
-
-
-class Slot(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A running request of the caller's tenant, or a place for one."""
-
-    id: int
-    n_ctx: int
-    is_processing: bool
-    speculative: bool
-    id_task: str | None = None
-    """The request's id."""
-    n_prompt_tokens: int | None = None
-    next_token: list[NextToken] = []
-
-
-# --- /infill: gaps in code ---
 
 _INFILL_WITHOUT_EFFECT = {**WITHOUT_EFFECT, "n_probs": "log probabilities are part of /v1/completions and /completion"}
 """Fields that llama.vim and llama.vscode send with each request."""
@@ -403,3 +348,103 @@ def parse_infill(body: bytes, warnings: Warnings | None = None) -> Filling:
         filling = convert_part(completion | {"input_extra": files}, Filling, "")
         check_completion(filling)
     return filling
+
+
+class NativeLogprob(Shape):
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class NativeTokenLogprob(NativeLogprob):
+    top_logprobs: list[NativeLogprob]
+
+
+class NativePart(Shape, kw_only=True):
+    """A part of a streamed answer."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: Literal[False] = False
+    id_slot: int = -1
+    tokens_predicted: int
+    tokens_evaluated: int
+    completion_probabilities: list[NativeTokenLogprob] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+class NativeResult(Shape, kw_only=True):
+    """The answer, and the last event of a stream, whose `content` is empty. With `response_fields` it has these alone,
+    by their paths."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    id_slot: int = -1
+    stop: Literal[True] = True
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    has_new_line: bool
+    truncated: bool
+    stop_type: Literal["eos", "limit", "word"]
+    stopping_word: str
+    tokens_cached: int
+    timings: Timings
+    generation_settings: dict[str, Any] | UnsetType = UNSET
+    prompt: str | UnsetType = UNSET
+    completion_probabilities: list[NativeTokenLogprob] | UnsetType = UNSET
+
+
+class AppliedTemplate(msgspec.Struct, kw_only=True):
+    prompt: str
+
+
+class GenerationDefaults(msgspec.Struct, kw_only=True):
+    params: dict[str, Any]
+    n_ctx: int
+
+
+class Modalities(msgspec.Struct, kw_only=True):
+    vision: bool
+    audio: bool = False
+
+
+class Props(msgspec.Struct, kw_only=True):
+    """The facts about a model that clients of llama.cpp read."""
+
+    default_generation_settings: GenerationDefaults
+    total_slots: int
+    """Requests of a whole context for which there is memory at once."""
+    model_alias: str
+    model_path: str
+    """The model's name: where its files are is not told."""
+    modalities: Modalities
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str
+    is_sleeping: bool
+    endpoint_slots: bool = True
+    endpoint_props: bool = False
+    endpoint_metrics: bool = True
+
+
+class NextToken(msgspec.Struct, kw_only=True):
+    has_next_token: bool = True
+    n_decoded: int
+
+
+class Slot(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A running request of the caller's tenant, or a place for one."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+    speculative: bool
+    id_task: str | None = None
+    """The request's id."""
+    n_prompt_tokens: int | None = None
+    next_token: list[NextToken] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
@@ -15,10 +14,9 @@ from api.schemas.converted import Converted, converse
 from api.schemas.decoding import Warnings, convert_part, decode_request, missing
 from api.schemas.generation import SAMPLERS, check_number
 from api.schemas.image_parts import Parts, chat_content, client_names, image_part, text_part
+from api.schemas.message_tools import offered_tools
 from control.bounds import RANGES
 from control.errors import RequestError
-
-# --- Content blocks --------------------------------------------------------------------------------------------------
 
 
 class Block(msgspec.Struct, kw_only=True):
@@ -72,12 +70,12 @@ def chat_messages(role: str, content: str | list[Block], at: str, warnings: Warn
     if not content and role != "assistant":
         raise RequestError(f"'{at}.content' is empty; send at least one block.", param=f"{at}.content")
     blocks = [(block, f"{at}.content[{index}]") for index, block in enumerate(content)]
-    blocks = [(block, here) for block, here in blocks if not _left_out(block, here, warnings)]
+    blocks = [(block, path) for block, path in blocks if not _left_out(block, path, warnings)]
     if role == "assistant":
         return [_assistant(blocks)]
-    results = [_result(block, here) for block, here in blocks if block.type == "tool_result" and role == "user"]
-    others = [(block, here) for block, here in blocks if block.type != "tool_result" or role != "user"]
-    parts = [_part(block, here) if role == "user" else text_part(text_of(block, here)) for block, here in others]
+    results = [_result(block, path) for block, path in blocks if block.type == "tool_result" and role == "user"]
+    others = [(block, path) for block, path in blocks if block.type != "tool_result" or role != "user"]
+    parts = [_part(block, path) if role == "user" else text_part(text_of(block, path)) for block, path in others]
     return [*results, {"role": role, "content": chat_content(parts)}] if parts else results
 
 
@@ -89,13 +87,13 @@ def _left_out(block: Block, at: str, warnings: Warnings) -> bool:
 
 def _assistant(blocks: list[tuple[Block, str]]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant"}
-    for block, here in blocks:
+    for block, path in blocks:
         if block.type == "thinking":
             message["reasoning_content"] = message.get("reasoning_content", "") + (block.thinking or "")
         elif block.type == "tool_use":
             arguments = msgspec.json.encode(block.input or {}).decode()
-            function = {"name": _given(block.name, f"{here}.name"), "arguments": arguments}
-            call = {"id": _given(block.id, f"{here}.id"), "type": "function", "function": function}
+            function = {"name": _required(block.name, f"{path}.name"), "arguments": arguments}
+            call = {"id": _required(block.id, f"{path}.id"), "type": "function", "function": function}
             message.setdefault("tool_calls", []).append(call)
         elif block.type in ("server_tool_use", "mcp_tool_use"):
             arguments = msgspec.json.encode(block.input or {}).decode()
@@ -103,7 +101,7 @@ def _assistant(blocks: list[tuple[Block, str]]) -> dict[str, Any]:
         elif block.type.endswith("_tool_result"):
             message["content"] = _line(message, f"[result: {_readable(block.content)}]")
         else:
-            message["content"] = message.get("content", "") + text_of(block, here)
+            message["content"] = message.get("content", "") + text_of(block, path)
     if len(message) == 1:
         message["content"] = ""
     return message
@@ -111,11 +109,11 @@ def _assistant(blocks: list[tuple[Block, str]]) -> dict[str, Any]:
 
 def _line(message: dict[str, Any], text: str) -> str:
     """The content with a line of its own for what a server's tool did in an earlier answer."""
-    said: str = message.get("content", "")
-    return f"{said}{'' if not said or said.endswith(chr(10)) else chr(10)}{text}\n"
+    content: str = message.get("content", "")
+    return f"{content}{'' if not content or content.endswith(chr(10)) else chr(10)}{text}\n"
 
 
-_SHOWN = ("title", "url", "text", "stdout", "stderr", "data", "error_code")
+_READABLE = ("title", "url", "text", "stdout", "stderr", "data", "error_code")
 
 
 def _readable(content: Any, levels: int = 8) -> str:
@@ -125,15 +123,15 @@ def _readable(content: Any, levels: int = 8) -> str:
     if levels == 0 or not isinstance(content, list | dict):
         return ""
     if isinstance(content, list):
-        return "\n".join(filter(None, (_readable(one, levels - 1) for one in cast(list[Any], content))))
+        return "\n".join(filter(None, (_readable(part, levels - 1) for part in cast(list[Any], content))))
     members = cast(dict[str, Any], content)
-    texts = [members[name] for name in _SHOWN if isinstance(members.get(name), str) and members[name]]
+    texts = [members[name] for name in _READABLE if isinstance(members.get(name), str) and members[name]]
     inner = [members[name] for name in ("content", "source") if isinstance(members.get(name), list | dict)]
-    return "\n".join([*texts, *filter(None, (_readable(one, levels - 1) for one in inner))])
+    return "\n".join([*texts, *filter(None, (_readable(member, levels - 1) for member in inner))])
 
 
 def _result(block: Block, at: str) -> dict[str, Any]:
-    identity = _given(block.tool_use_id, f"{at}.tool_use_id")
+    identity = _required(block.tool_use_id, f"{at}.tool_use_id")
     if block.content is None or isinstance(block.content, str):
         parts: Parts = [text_part(block.content or "")]
     else:
@@ -156,9 +154,9 @@ def _image(block: Block, at: str) -> dict[str, Any]:
     at = f"{at}.source"
     source = convert_part(block.source, Source, at)
     if source.type == "base64":
-        return image_part(f"data:;base64,{_given(source.data, f'{at}.data')}", f"{at}.data")
+        return image_part(f"data:;base64,{_required(source.data, f'{at}.data')}", f"{at}.data")
     if source.type == "url":
-        return image_part(_given(source.url, f"{at}.url"), f"{at}.url")
+        return image_part(_required(source.url, f"{at}.url"), f"{at}.url")
     raise RequestError(
         f"'{at}' has type '{source.type[:80]}'; images come with the type 'base64' or 'url', as this server keeps no "
         "files.",
@@ -169,10 +167,10 @@ def _image(block: Block, at: str) -> dict[str, Any]:
 
 def text_of(block: Block, at: str) -> str:
     """The text that a block says to the model. Raises RequestError for a block that is no text."""
-    read = _TEXTS.get(block.type)
-    if read is None:
+    text_reader = _TEXTS.get(block.type)
+    if text_reader is None:
         raise _unserved(block.type, at)
-    return read(block, at)
+    return text_reader(block, at)
 
 
 def _unserved(kind: str, at: str) -> RequestError:
@@ -212,7 +210,7 @@ def _plain(blocks: list[Block], at: str) -> str:
     for index, block in enumerate(blocks):
         if block.type != "text":
             raise _unserved(block.type, f"{at}[{index}]")
-    return "\n".join(_given(block.text, f"{at}[{index}].text") for index, block in enumerate(blocks))
+    return "\n".join(_required(block.text, f"{at}[{index}].text") for index, block in enumerate(blocks))
 
 
 def _tagged(tag: str, facts: list[tuple[str, str | None]], text: str) -> str:
@@ -220,185 +218,23 @@ def _tagged(tag: str, facts: list[tuple[str, str | None]], text: str) -> str:
     return f"<{tag}>\n{elements}{text}\n</{tag}>"
 
 
-def _given(value: str | None, at: str) -> str:
+def _required(value: str | None, at: str) -> str:
     if value is None:
         raise missing(at)
     return value
 
 
 _TEXTS: dict[str, Callable[[Block, str], str]] = {
-    "text": lambda block, at: _given(block.text, f"{at}.text"),
+    "text": lambda block, at: _required(block.text, f"{at}.text"),
     "document": _document,
     "search_result": _search_result,
     "compaction": lambda block, at: block.content if isinstance(block.content, str) else "",
-    "tool_reference": lambda block, at: _given(block.tool_name, f"{at}.tool_name"),
+    "tool_reference": lambda block, at: _required(block.tool_name, f"{at}.tool_name"),
 }
 """The text of a block, by its type."""
 
 
-# --- Tools -----------------------------------------------------------------------------------------------------------
-
-
-JsonObject = dict[str, Any]
-
-
-class Tool(msgspec.Struct, kw_only=True):
-    """A function of the client. Hints that change nothing for the model are not read."""
-
-    name: str
-    input_schema: dict[str, Any]
-    description: str | None = None
-    strict: bool | None = None
-    input_examples: list[dict[str, Any]] | None = None
-
-
-class OwnTool(msgspec.Struct, kw_only=True):
-    """A tool that Anthropic defines and the client runs."""
-
-    type: str
-    name: str | None = None
-    input_examples: list[dict[str, Any]] | None = None
-    max_characters: int | None = None
-    display_width_px: int | None = None
-    display_height_px: int | None = None
-
-
-def offered_tools(definitions: list[JsonObject], found_names: set[str], warnings: Warnings) -> list[JsonObject]:
-    """The tools in chat's form, in their order. Raises RequestError for one that is described badly.
-
-    Tools that Anthropic's servers run are left out with a warning, and those with `defer_loading` until the result of
-    a search names them (they are in `found_names`). Where that search is one of the servers', nothing is deferred.
-    """
-    tools: list[JsonObject] = []
-    searched = not any(str(tool.get("type")).startswith(_SEARCH) for tool in definitions)
-    for index, tool in enumerate(definitions):
-        at = f"tools[{index}]"
-        kind = tool.get("type")
-        if searched and tool.get("defer_loading") is True and tool.get("name") not in found_names:
-            continue
-        family = _FAMILY.fullmatch(kind) if isinstance(kind, str) else None
-        if kind in (None, "custom"):
-            tools.append(_custom(convert_part(tool, Tool, at)))
-        elif family is not None:
-            tools.append(_own(convert_part(tool, OwnTool, at), family[1], family[2]))
-        else:
-            text = f"Tool '{tool.get('name', '')}' of type '{kind}' was not offered: this server does not run it."
-            warnings.add(text, f"{at}.type")
-    return tools
-
-
-_SEARCH = "tool_search_tool"
-_FAMILY = re.compile(r"(bash|text_editor|computer|memory)_(\d{8})")
-
-
-def _custom(tool: Tool) -> JsonObject:
-    return _function(tool.name, tool.description, tool.input_schema, tool.strict, tool.input_examples)
-
-
-def _own(tool: OwnTool, family: str, version: str) -> JsonObject:
-    match family:
-        case "bash":
-            name = "bash"
-            text = _BASH
-            schema = _object(_BASH_INPUT)
-        case "memory":
-            name = "memory"
-            text = _MEMORY
-            schema = _object(_MEMORY_INPUT, "command")
-        case "text_editor":
-            newer = version >= "20250429"
-            name = "str_replace_based_edit_tool" if newer else "str_replace_editor"
-            text = _EDITOR
-            schema = _editor(newer)
-            if tool.max_characters is not None:
-                text += f" A view shows at most {tool.max_characters} characters."
-        case _:
-            actions = {"type": "string", "enum": [*_FIRST_ACTIONS, *(_ACTIONS if version >= "20250124" else ())]}
-            name = "computer"
-            schema = _object({"action": actions, **_COMPUTER_INPUT}, "action")
-            text = f"{_COMPUTER} The display has {tool.display_width_px} x {tool.display_height_px} pixels."
-    return _function(tool.name or name, text, schema, None, tool.input_examples)
-
-
-def _function(
-    name: str, description: str | None, schema: JsonObject, strict: bool | None, examples: list[JsonObject] | None
-) -> JsonObject:
-    if examples:
-        shown = "\n".join(msgspec.json.encode(example).decode() for example in examples)
-        description = f"{description or ''}\n\nExamples of the input:\n{shown}".lstrip()
-    function = {"name": name, "description": description, "parameters": schema, "strict": strict}
-    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
-
-
-def _object(properties: JsonObject, *required: str) -> JsonObject:
-    return {"type": "object", "properties": properties, "required": list(required)}
-
-
-# --- the inputs of Anthropic's tools, which their requests don't have -----------------------------------------------
-
-_TEXT: JsonObject = {"type": "string"}
-_NUMBER: JsonObject = {"type": "integer"}
-_LINES: JsonObject = {"type": "array", "items": _NUMBER, "description": "The first and the last line; -1: the end."}
-_POINT: JsonObject = {"type": "array", "items": _NUMBER, "description": "x and y in pixels."}
-
-
-def _described(schema: JsonObject, description: str) -> JsonObject:
-    return {**schema, "description": description}
-
-
-_BASH = "Run a command in a bash session that keeps its state between calls."
-_BASH_INPUT: JsonObject = {
-    "command": _described(_TEXT, "The command to run; required unless 'restart' is true."),
-    "restart": {"type": "boolean", "description": "True restarts the session."},
-}
-_EDITOR = "View, create and edit text files. A replaced text must occur exactly once in its file."
-_MEMORY = "Read and write files of a memory folder, /memories, that lasts between conversations."
-_MEMORY_INPUT: JsonObject = {
-    "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert", "delete", "rename"]},
-    "path": _described(_TEXT, "A path below /memories; all commands but 'rename' need it."),
-    "view_range": _LINES,
-    "file_text": _described(_TEXT, "For 'create': the content."),
-    "old_str": _described(_TEXT, "For 'str_replace': the text that is replaced."),
-    "new_str": _described(_TEXT, "For 'str_replace': the new text."),
-    "insert_line": _described(_NUMBER, "For 'insert': the line after which the text comes."),
-    "insert_text": _described(_TEXT, "For 'insert': the text."),
-    "old_path": _described(_TEXT, "For 'rename'."),
-    "new_path": _described(_TEXT, "For 'rename'."),
-}
-_COMPUTER = "Use a computer's mouse, keyboard and screen."
-_FIRST_ACTIONS = (
-    *("key", "type", "cursor_position", "mouse_move", "left_click", "left_click_drag", "right_click", "middle_click"),
-    *("double_click", "screenshot"),
-)
-_ACTIONS = ("hold_key", "left_mouse_down", "left_mouse_up", "triple_click", "scroll", "wait")
-_COMPUTER_INPUT: JsonObject = {
-    "coordinate": _POINT,
-    "start_coordinate": _described(_POINT, "For 'left_click_drag': where it begins."),
-    "text": _described(_TEXT, "The text to type, or the keys."),
-    "duration": {"type": "number", "description": "Seconds, for 'wait' and 'hold_key'."},
-    "scroll_direction": {"type": "string", "enum": ["up", "down", "left", "right"]},
-    "scroll_amount": _described(_NUMBER, "Clicks of the wheel."),
-}
-
-
-def _editor(newer: bool) -> JsonObject:
-    """Older versions undo edits, and name the inserted text as the replacing one."""
-    commands = ["view", "create", "str_replace", "insert", *([] if newer else ["undo_edit"])]
-    inserted: JsonObject = {"insert_text": _described(_TEXT, "For 'insert': the text.")} if newer else {}
-    properties: JsonObject = {
-        "command": {"type": "string", "enum": commands},
-        "path": _described(_TEXT, "The path of a file or folder."),
-        "view_range": _LINES,
-        "file_text": _described(_TEXT, "For 'create': the content."),
-        "old_str": _described(_TEXT, "For 'str_replace': the text that is replaced."),
-        "new_str": _described(_TEXT, "For 'str_replace': the new text." if newer else "The new or inserted text."),
-        "insert_line": _described(_NUMBER, "For 'insert': the line after which the text comes."),
-        **inserted,
-    }
-    return _object(properties, "command", "path")
-
-
-class Turn(msgspec.Struct, kw_only=True):
+class InputMessage(msgspec.Struct, kw_only=True):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
@@ -432,7 +268,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The parts of the prompt. None always means: not given."""
 
-    messages: list[Turn]
+    messages: list[InputMessage]
     model: str | None = None
     system: str | list[Block] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -546,7 +382,7 @@ def _conversation(request: CountTokensRequest, options: dict[str, Any], warnings
     chat |= options | {
         "messages": messages,
         "continue_final_message": prefilled or None,
-        "tools": offered_tools(request.tools or [], _found(request), warnings) or None,
+        "tools": offered_tools(request.tools or [], _referenced_tools(request), warnings) or None,
         "tool_choice": _tool_choice(choice),
         "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
         "response_format": _response_format(form) if form is not None else None,
@@ -557,7 +393,7 @@ def _conversation(request: CountTokensRequest, options: dict[str, Any], warnings
     return converse(chat, "messages", {"hides_thinking": hides}, client_names(messages) | _NAMES)
 
 
-def _found(request: CountTokensRequest) -> set[str]:
+def _referenced_tools(request: CountTokensRequest) -> set[str]:
     """The names of deferred tools that the conversation has found."""
     return referenced([block for turn in request.messages if isinstance(turn.content, list) for block in turn.content])
 
@@ -631,9 +467,6 @@ def _thinking(request: CountTokensRequest) -> dict[str, Any]:
     return options
 
 
-# --- Answers ---------------------------------------------------------------------------------------------------------
-
-
 Unset = UnsetType
 
 
@@ -690,9 +523,6 @@ class MessageObject(Shape, kw_only=True):
     stop_sequence: str | None
     usage: MessageUsage
     context_management: AppliedEdits | Unset = UNSET
-
-
-# --- events ---
 
 
 class TextDelta(Shape, tag_field="type", tag="text_delta"):

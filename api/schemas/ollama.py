@@ -72,17 +72,17 @@ class TextFields(ModelFields, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: int | None = None
 
 
-class CalledFunction(msgspec.Struct, kw_only=True):
+class OllamaCalledFunction(msgspec.Struct, kw_only=True):
     name: str
     arguments: dict[str, Any] = {}
 
 
-class Call(msgspec.Struct, kw_only=True):
-    function: CalledFunction
+class OllamaCall(msgspec.Struct, kw_only=True):
+    function: OllamaCalledFunction
     id: str | None = None
 
 
-class Turn(msgspec.Struct, kw_only=True):
+class OllamaInputMessage(msgspec.Struct, kw_only=True):
     """A message. Its calls, and the results of calls, need no ids: results come in the order of the calls."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -90,13 +90,13 @@ class Turn(msgspec.Struct, kw_only=True):
     thinking: str | None = None
     images: list[str] | None = None
     """Each in base64."""
-    tool_calls: list[Call] | None = None
+    tool_calls: list[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
 class OllamaChatRequest(TextFields, kw_only=True, forbid_unknown_fields=True):
-    messages: list[Turn] | None = None
+    messages: list[OllamaInputMessage] | None = None
     """Without any the model is only asked to be ready."""
     tools: list[dict[str, Any]] | None = None
 
@@ -139,7 +139,7 @@ class ModelToShow(msgspec.Struct, kw_only=True):
     verbose: bool | None = None
 
     @property
-    def named(self) -> str:
+    def name_of_model(self) -> str:
         """Raises RequestError where no model is named."""
         name = self.model or self.name
         if not name:
@@ -290,24 +290,24 @@ class _CallIds:
         """Id and function of each call without a result."""
         self._count = 0
 
-    def of_call(self, call: Call) -> str:
+    def of_call(self, call: OllamaCall) -> str:
         self._count += 1
         identity = call.id or f"call_{self._count}"
         self._open.append((identity, call.function.name))
         return identity
 
-    def of_result(self, turn: Turn) -> str:
-        named = [one for one in self._open if one[0] == turn.tool_call_id]
+    def of_result(self, turn: OllamaInputMessage) -> str:
+        calls = [call for call in self._open if call[0] == turn.tool_call_id]
         if turn.tool_call_id is None:
-            named = [one for one in self._open if turn.tool_name in (None, one[1])]
-        if named:
-            self._open.remove(named[0])
-            return named[0][0]
+            calls = [call for call in self._open if turn.tool_name in (None, call[1])]
+        if calls:
+            self._open.remove(calls[0])
+            return calls[0][0]
         self._count += 1
         return turn.tool_call_id or f"call_{self._count}"
 
 
-def _messages(turns: list[Turn]) -> list[dict[str, Any]]:
+def _messages(turns: list[OllamaInputMessage]) -> list[dict[str, Any]]:
     """Chat's messages."""
     ids = _CallIds()
     messages: list[dict[str, Any]] = []
@@ -326,7 +326,7 @@ def _messages(turns: list[Turn]) -> list[dict[str, Any]]:
     return messages
 
 
-def _call(call: Call, identity: str) -> dict[str, Any]:
+def _call(call: OllamaCall, identity: str) -> dict[str, Any]:
     arguments = msgspec.json.encode(call.function.arguments).decode()
     return {"id": identity, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
@@ -381,9 +381,6 @@ def _inputs(
     )
     check_inputs(inputs)
     return inputs
-
-
-# --- Answers ---------------------------------------------------------------------------------------------------------
 
 
 Unset = UnsetType

@@ -12,8 +12,6 @@ Unset = UnsetType
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
-# --- parts of items ---
-
 
 class OutputText(Shape, tag_field="type", tag="output_text", kw_only=True):
     annotations: list[Any] = []
@@ -31,9 +29,6 @@ class SummaryText(Shape, tag_field="type", tag="summary_text"):
 
 class InputText(Shape, tag_field="type", tag="input_text"):
     text: str
-
-
-# --- items ---
 
 
 class MessageItem(Shape, tag_field="type", tag="message", kw_only=True):
@@ -140,8 +135,6 @@ OutputItem = (
     | CompactionItem
 )
 
-# --- the response ---
-
 
 class InputTokensDetails(Shape):
     cached_tokens: int
@@ -224,9 +217,6 @@ class CompactedResponse(Shape, kw_only=True):
     usage: ResponseUsage
     output: list[UserMessageItem | CompactionItem]
     timings: Timings | Unset = UNSET
-
-
-# --- events ---
 
 
 class ResponseEvent(Shape, tag_field="type", kw_only=True):

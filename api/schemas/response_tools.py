@@ -17,9 +17,252 @@ from control.errors import RequestError
 from control.messages import Grammar
 from control.text.grammar import as_lark
 
-# --- The function of each kind of tool -------------------------------------------------------------------------------
+Kind = Literal["function", "custom", "local_shell", "shell", "apply_patch"]
+Definition = dict[str, Any]
 
-# The function that each kind of tool of /v1/responses is for the model: description and parameters.
+_HOSTED = (
+    *("web_search", "file_search", "code_interpreter", "mcp", "image_generation", "computer", "tool_search"),
+    "programmatic_tool_calling",
+)
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.:/-]")
+_NAME_CHARACTERS = 128
+_GRAMMAR_CHARACTERS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """One offered function, and the tool of the request that it represents."""
+
+    kind: Kind
+    name: str
+    """The name that the model sees."""
+    own: str
+    """The name that the client gave, or the tool's type where it has none."""
+    namespace: str | None
+    place: str
+    definition: Definition
+
+    @property
+    def function(self) -> dict[str, Any]:
+        """The function in the form of chat completions."""
+        function = function_of(self.kind, self.definition, self.place)
+        return {"type": "function", "function": {"name": self.name} | function}
+
+
+@dataclass(slots=True)
+class ResponseTools:
+    """The tools of one request; `hosted` are the places and types of those that are left out."""
+
+    offered: list[OfferedTool] = field(default_factory=list[OfferedTool])
+    hosted: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    definitions: list[Definition] = field(default_factory=list[Definition])
+    """The definitions of the tools that are offered."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Patterns for the places of functions in chat's form, and the places of their tools."""
+        return {rf"^tools\[{index}\](\.function)?": tool.place for index, tool in enumerate(self.offered)}
+
+    def find(self, kind: str, own: str, namespace: str | None = None) -> OfferedTool | None:
+        for tool in self.offered:
+            if tool.kind == kind and own in (tool.own, tool.name) and namespace in (None, tool.namespace):
+                return tool
+        return None
+
+
+def unenforced(tools: list[Definition], written: bool) -> list[tuple[str, str]]:
+    """Warnings about grammars that can't be enforced in the form in which the model writes calls. `written`: it writes
+    a text as it is, not inside JSON."""
+    warnings: list[tuple[str, str]] = []
+    for tool in read_tools(tools).offered if not written else []:
+        grammar = _grammar(tool)
+        if grammar.get("syntax") == "lark" and in_json_string(str(grammar.get("definition"))) is None:
+            place = f"{tool.place}.format"
+            text = f"'{place}' is told to this model, but can't be enforced inside the JSON of its calls."
+            warnings.append((text, place))
+    return warnings
+
+
+def is_hosted(kind: str) -> bool:
+    """True for tools that OpenAI's servers run, in any of their versions."""
+    return any(kind == hosted or kind.startswith(f"{hosted}_") for hosted in _HOSTED)
+
+
+def read_tools(tools: list[Definition]) -> ResponseTools:
+    """Raises RequestError for a tool of a type that is not known, or without what its type needs."""
+    response_tools = ResponseTools()
+    if len(tools) > MAX_TOOLS:
+        raise _too_many("tools", len(tools))
+    names = {str(tool.get("name")) for tool in tools if tool.get("type") in ("function", "custom")}
+    for index, tool in enumerate(tools):
+        _read(tool, f"tools[{index}]", names, response_tools)
+    grammars = [_grammar(tool) for tool in response_tools.offered]
+    if sum(len(str(grammar.get("definition", ""))) for grammar in grammars) > _GRAMMAR_CHARACTERS:
+        raise RequestError(
+            f"The grammars of 'tools' have more than {_GRAMMAR_CHARACTERS} characters together.", param="tools"
+        )
+    return response_tools
+
+
+def _grammar(tool: OfferedTool) -> Definition:
+    """The format of a custom tool; empty for others."""
+    form: Any = tool.definition.get("format") if tool.kind == "custom" else None
+    return cast(Definition, form) if isinstance(form, dict) else {}
+
+
+def _read(tool: Definition, place: str, names: set[str], response_tools: ResponseTools) -> None:
+    kind = tool.get("type")
+    if not isinstance(kind, str):
+        raise missing(f"{place}.type")
+    if is_hosted(kind) or (kind == "shell" and _runs_here(tool)):
+        response_tools.hosted.append((place, kind))
+        return
+    if kind == "namespace":
+        _read_namespace(tool, place, names, response_tools)
+    elif kind in ("function", "custom"):
+        own = _name_of(tool, place)
+        response_tools.offered.append(OfferedTool(cast(Kind, kind), own, own, None, place, tool))
+    elif kind in BUILT_IN:
+        response_tools.offered.append(OfferedTool(cast(Kind, kind), _unique(kind, names), kind, None, place, tool))
+    else:
+        raise RequestError(
+            f"'{place}' has type {kind[:80]!r}; this server offers tools of the types 'function', 'custom', "
+            "'namespace', 'local_shell', 'shell' and 'apply_patch'.",
+            param=f"{place}.type",
+            code="unsupported_parameter",
+        )
+    response_tools.definitions.append(tool)
+
+
+def _read_namespace(tool: Definition, place: str, names: set[str], response_tools: ResponseTools) -> None:
+    """Each tool of a namespace is a function `<namespace>__<name>`."""
+    namespace = _name_of(tool, place)
+    inner = tool.get("tools")
+    if not isinstance(inner, list):
+        raise missing(f"{place}.tools")
+    if len(inner) + len(response_tools.offered) > MAX_TOOLS:  # type: ignore[misc]
+        raise _too_many(f"{place}.tools", len(inner) + len(response_tools.offered))  # type: ignore[misc]
+    for index, entry in enumerate(cast("list[Any]", inner)):
+        at = f"{place}.tools[{index}]"
+        if not isinstance(entry, dict) or entry.get("type", "function") not in ("function", "custom"):  # type: ignore[misc]
+            raise RequestError(f"'{at}' must be a tool of type 'function' or 'custom'.", param=f"{at}.type")
+        definition = cast(Definition, entry)
+        own = _name_of(definition, at)
+        about = "\n".join(text for text in (tool.get("description"), definition.get("description")) if text)
+        if index == 0 and about:  # the namespace is described once
+            definition = {**definition, "description": about}
+        name = _unique(qualified(namespace, own), names)
+        response_tools.offered.append(
+            OfferedTool(cast(Kind, definition.get("type", "function")), name, own, namespace, at, definition)
+        )
+
+
+def _too_many(place: str, count: int) -> RequestError:
+    return RequestError(
+        f"'tools' has {count} entries, those of namespaces counted; at most {MAX_TOOLS} are served.", param=place
+    )
+
+
+def qualified(namespace: str | None, name: str) -> str:
+    """The name of a namespace's tool as the model sees it."""
+    if not namespace:
+        return name
+    return _NOT_IN_NAMES.sub("_", f"{namespace.removesuffix('__')}__{name}")
+
+
+def _unique(name: str, names: set[str]) -> str:
+    if len(name) > _NAME_CHARACTERS:
+        name = f"{name[: _NAME_CHARACTERS - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    unique = name
+    count = 1
+    while unique in names:
+        count += 1
+        unique = f"{name[: _NAME_CHARACTERS - 4]}_{count}"
+    names.add(unique)
+    return unique
+
+
+def _name_of(tool: Definition, place: str) -> str:
+    name = tool.get("name")
+    if not isinstance(name, str) or not name:
+        raise missing(f"{place}.name")
+    return name
+
+
+def _runs_here(tool: Definition) -> bool:
+    """True for a shell in a container of the server's."""
+    environment = tool.get("environment")
+    return isinstance(environment, dict) and cast(Definition, environment).get("type") != "local"
+
+
+def choice_of(choice: str | dict[str, Any] | None, tools: ResponseTools) -> Any:
+    """`tool_choice` in the form of chat completions. Raises RequestError where it demands what is not offered."""
+    if not isinstance(choice, dict):
+        if choice == "required" and tools.hosted and not tools.offered:
+            raise _demanded(tools.hosted[0][1])
+        return choice if tools.offered or not tools.hosted else None
+    if choice.get("type") == "allowed_tools":
+        return _allowed(choice, tools)
+    if choice.get("type") == "namespace":
+        inner = [tool for tool in tools.offered if tool.namespace == choice.get("name")]
+        if not inner:
+            raise _unknown(choice, "tool_choice")
+        return _allowed_tools("required", [_by_name(tool) for tool in inner])
+    return _function_choice(choice, tools, "tool_choice")
+
+
+def _allowed(choice: dict[str, Any], tools: ResponseTools) -> Any:
+    listed = choice.get("tools")
+    entries = [
+        entry for entry in cast("list[Any]", listed if isinstance(listed, list) else []) if isinstance(entry, dict)
+    ]
+    served = [entry for entry in entries if not is_hosted(str(entry.get("type")))]
+    if entries and not served:
+        if choice.get("mode") == "required":
+            raise _demanded(str(entries[0].get("type")))
+        return "none"
+    functions = [_function_choice(entry, tools, f"tool_choice.tools[{entries.index(entry)}]") for entry in served]
+    return _allowed_tools(choice.get("mode"), functions)
+
+
+def _allowed_tools(mode: Any, functions: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}
+
+
+def _function_choice(choice: dict[str, Any], tools: ResponseTools, place: str) -> dict[str, Any]:
+    kind = str(choice.get("type"))
+    if is_hosted(kind):
+        raise _demanded(kind)
+    if kind not in ("function", "custom", *BUILT_IN):
+        raise RequestError(
+            f"'{place}' has type {kind[:80]!r}; use 'function', 'custom', 'namespace', 'local_shell', 'shell', "
+            "'apply_patch' or 'allowed_tools'.",
+            param=f"{place}.type",
+            code="unsupported_parameter",
+        )
+    own = kind if kind in BUILT_IN else str(choice.get("name"))
+    tool = tools.find(kind, own, choice.get("namespace"))
+    if tool is None:
+        raise _unknown(choice, place)
+    return _by_name(tool)
+
+
+def _by_name(tool: OfferedTool) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tool.name}}
+
+
+def _unknown(choice: dict[str, Any], place: str) -> RequestError:
+    name = choice.get("name") or choice.get("type")
+    return RequestError(f"'{place}' names {str(name)[:80]!r}, which is not among 'tools'.", param=f"{place}.name")
+
+
+def _demanded(kind: str) -> RequestError:
+    return RequestError(
+        f"'tool_choice' demands a tool of type {kind[:80]!r}, which a server would have to run; this one runs no "
+        "tools. Set 'tool_choice' to \"auto\".",
+        param="tool_choice",
+        code="unsupported_parameter",
+    )
 
 
 def function_of(kind: str, definition: dict[str, Any], place: str) -> dict[str, Any]:
@@ -97,257 +340,3 @@ BUILT_IN: dict[str, dict[str, Any]] = {
         ),
     },
 }
-
-
-# --- Tools -----------------------------------------------------------------------------------------------------------
-
-
-Kind = Literal["function", "custom", "local_shell", "shell", "apply_patch"]
-Definition = dict[str, Any]
-
-_HOSTED = (
-    *("web_search", "file_search", "code_interpreter", "mcp", "image_generation", "computer", "tool_search"),
-    "programmatic_tool_calling",
-)
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.:/-]")
-_NAME_CHARACTERS = 128
-_GRAMMAR_CHARACTERS = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class OfferedTool:
-    """One offered function, and the tool of the request that it represents."""
-
-    kind: Kind
-    name: str
-    """The name that the model sees."""
-    own: str
-    """The name that the client gave, or the tool's type where it has none."""
-    namespace: str | None
-    place: str
-    definition: Definition
-
-    @property
-    def function(self) -> dict[str, Any]:
-        """The function in the form of chat completions."""
-        function = function_of(self.kind, self.definition, self.place)
-        return {"type": "function", "function": {"name": self.name} | function}
-
-
-@dataclass(slots=True)
-class ResponseTools:
-    """The tools of one request; `hosted` are the places and types of those that are left out."""
-
-    offered: list[OfferedTool] = field(default_factory=list[OfferedTool])
-    hosted: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    definitions: list[Definition] = field(default_factory=list[Definition])
-    """The definitions of the tools that are offered."""
-
-    @property
-    def names(self) -> dict[str, str]:
-        """Patterns for the places of functions in chat's form, and the places of their tools."""
-        return {rf"^tools\[{index}\](\.function)?": tool.place for index, tool in enumerate(self.offered)}
-
-    def find(self, kind: str, own: str, namespace: str | None = None) -> OfferedTool | None:
-        for tool in self.offered:
-            if tool.kind == kind and own in (tool.own, tool.name) and namespace in (None, tool.namespace):
-                return tool
-        return None
-
-
-def unenforced(tools: list[Definition], written: bool) -> list[tuple[str, str]]:
-    """Warnings about grammars that can't be enforced in the form in which the model writes calls. `written`: it writes
-    a text as it is, not inside JSON."""
-    warnings: list[tuple[str, str]] = []
-    for tool in read_tools(tools).offered if not written else []:
-        grammar = _grammar(tool)
-        if grammar.get("syntax") == "lark" and in_json_string(str(grammar.get("definition"))) is None:
-            place = f"{tool.place}.format"
-            text = f"'{place}' is told to this model, but can't be enforced inside the JSON of its calls."
-            warnings.append((text, place))
-    return warnings
-
-
-def is_hosted(kind: str) -> bool:
-    """True for tools that OpenAI's servers run, in any of their versions."""
-    return any(kind == hosted or kind.startswith(f"{hosted}_") for hosted in _HOSTED)
-
-
-def read_tools(tools: list[Definition]) -> ResponseTools:
-    """Raises RequestError for a tool of a type that is not known, or without what its type needs."""
-    read = ResponseTools()
-    if len(tools) > MAX_TOOLS:
-        raise _too_many("tools", len(tools))
-    names = {str(tool.get("name")) for tool in tools if tool.get("type") in ("function", "custom")}
-    for index, tool in enumerate(tools):
-        _read(tool, f"tools[{index}]", names, read)
-    grammars = [_grammar(tool) for tool in read.offered]
-    if sum(len(str(grammar.get("definition", ""))) for grammar in grammars) > _GRAMMAR_CHARACTERS:
-        raise RequestError(
-            f"The grammars of 'tools' have more than {_GRAMMAR_CHARACTERS} characters together.", param="tools"
-        )
-    return read
-
-
-def _grammar(tool: OfferedTool) -> Definition:
-    """The format of a custom tool; empty for others."""
-    form: Any = tool.definition.get("format") if tool.kind == "custom" else None
-    return cast(Definition, form) if isinstance(form, dict) else {}
-
-
-def _read(tool: Definition, place: str, names: set[str], read: ResponseTools) -> None:
-    kind = tool.get("type")
-    if not isinstance(kind, str):
-        raise missing(f"{place}.type")
-    if is_hosted(kind) or (kind == "shell" and _runs_here(tool)):
-        read.hosted.append((place, kind))
-        return
-    if kind == "namespace":
-        _read_namespace(tool, place, names, read)
-    elif kind in ("function", "custom"):
-        own = _named(tool, place)
-        read.offered.append(OfferedTool(cast(Kind, kind), own, own, None, place, tool))
-    elif kind in BUILT_IN:
-        read.offered.append(OfferedTool(cast(Kind, kind), _unique(kind, names), kind, None, place, tool))
-    else:
-        raise RequestError(
-            f"'{place}' has type {kind[:80]!r}; this server offers tools of the types 'function', 'custom', "
-            "'namespace', 'local_shell', 'shell' and 'apply_patch'.",
-            param=f"{place}.type",
-            code="unsupported_parameter",
-        )
-    read.definitions.append(tool)
-
-
-def _read_namespace(tool: Definition, place: str, names: set[str], read: ResponseTools) -> None:
-    """Each tool of a namespace is a function `<namespace>__<name>`."""
-    namespace = _named(tool, place)
-    inner = tool.get("tools")
-    if not isinstance(inner, list):
-        raise missing(f"{place}.tools")
-    if len(inner) + len(read.offered) > MAX_TOOLS:  # type: ignore[misc]
-        raise _too_many(f"{place}.tools", len(inner) + len(read.offered))  # type: ignore[misc]
-    for index, one in enumerate(cast("list[Any]", inner)):
-        here = f"{place}.tools[{index}]"
-        if not isinstance(one, dict) or one.get("type", "function") not in ("function", "custom"):  # type: ignore[misc]
-            raise RequestError(f"'{here}' must be a tool of type 'function' or 'custom'.", param=f"{here}.type")
-        definition = cast(Definition, one)
-        own = _named(definition, here)
-        about = "\n".join(text for text in (tool.get("description"), definition.get("description")) if text)
-        if index == 0 and about:  # the namespace is described once
-            definition = {**definition, "description": about}
-        name = _unique(qualified(namespace, own), names)
-        read.offered.append(
-            OfferedTool(cast(Kind, definition.get("type", "function")), name, own, namespace, here, definition)
-        )
-
-
-def _too_many(place: str, held: int) -> RequestError:
-    return RequestError(
-        f"'tools' has {held} entries, those of namespaces counted; at most {MAX_TOOLS} are served.", param=place
-    )
-
-
-def qualified(namespace: str | None, name: str) -> str:
-    """The name of a namespace's tool as the model sees it."""
-    if not namespace:
-        return name
-    return _NOT_IN_NAMES.sub("_", f"{namespace.removesuffix('__')}__{name}")
-
-
-def _unique(name: str, names: set[str]) -> str:
-    if len(name) > _NAME_CHARACTERS:
-        name = f"{name[: _NAME_CHARACTERS - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    unique = name
-    count = 1
-    while unique in names:
-        count += 1
-        unique = f"{name[: _NAME_CHARACTERS - 4]}_{count}"
-    names.add(unique)
-    return unique
-
-
-def _named(tool: Definition, place: str) -> str:
-    name = tool.get("name")
-    if not isinstance(name, str) or not name:
-        raise missing(f"{place}.name")
-    return name
-
-
-def _runs_here(tool: Definition) -> bool:
-    """True for a shell in a container of the server's."""
-    environment = tool.get("environment")
-    return isinstance(environment, dict) and cast(Definition, environment).get("type") != "local"
-
-
-# --- tool_choice ----------------------------------------------------------------------------------------------------
-
-
-def choice_of(choice: str | dict[str, Any] | None, tools: ResponseTools) -> Any:
-    """`tool_choice` in the form of chat completions. Raises RequestError where it demands what is not offered."""
-    if not isinstance(choice, dict):
-        if choice == "required" and tools.hosted and not tools.offered:
-            raise _demanded(tools.hosted[0][1])
-        return choice if tools.offered or not tools.hosted else None
-    if choice.get("type") == "allowed_tools":
-        return _allowed(choice, tools)
-    if choice.get("type") == "namespace":
-        inner = [tool for tool in tools.offered if tool.namespace == choice.get("name")]
-        if not inner:
-            raise _unknown(choice, "tool_choice")
-        return _allowed_tools("required", [_by_name(tool) for tool in inner])
-    return _one(choice, tools, "tool_choice")
-
-
-def _allowed(choice: dict[str, Any], tools: ResponseTools) -> Any:
-    tools_named = choice.get("tools")
-    entries = [
-        one for one in cast("list[Any]", tools_named if isinstance(tools_named, list) else []) if isinstance(one, dict)
-    ]
-    served = [one for one in entries if not is_hosted(str(one.get("type")))]
-    if entries and not served:
-        if choice.get("mode") == "required":
-            raise _demanded(str(entries[0].get("type")))
-        return "none"
-    named = [_one(one, tools, f"tool_choice.tools[{entries.index(one)}]") for one in served]
-    return _allowed_tools(choice.get("mode"), named)
-
-
-def _allowed_tools(mode: Any, named: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
-
-
-def _one(choice: dict[str, Any], tools: ResponseTools, place: str) -> dict[str, Any]:
-    kind = str(choice.get("type"))
-    if is_hosted(kind):
-        raise _demanded(kind)
-    if kind not in ("function", "custom", *BUILT_IN):
-        raise RequestError(
-            f"'{place}' has type {kind[:80]!r}; use 'function', 'custom', 'namespace', 'local_shell', 'shell', "
-            "'apply_patch' or 'allowed_tools'.",
-            param=f"{place}.type",
-            code="unsupported_parameter",
-        )
-    own = kind if kind in BUILT_IN else str(choice.get("name"))
-    tool = tools.find(kind, own, choice.get("namespace"))
-    if tool is None:
-        raise _unknown(choice, place)
-    return _by_name(tool)
-
-
-def _by_name(tool: OfferedTool) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": tool.name}}
-
-
-def _unknown(choice: dict[str, Any], place: str) -> RequestError:
-    name = choice.get("name") or choice.get("type")
-    return RequestError(f"'{place}' names {str(name)[:80]!r}, which is not among 'tools'.", param=f"{place}.name")
-
-
-def _demanded(kind: str) -> RequestError:
-    return RequestError(
-        f"'tool_choice' demands a tool of type {kind[:80]!r}, which a server would have to run; this one runs no "
-        "tools. Set 'tool_choice' to \"auto\".",
-        param="tool_choice",
-        code="unsupported_parameter",
-    )

@@ -1,4 +1,9 @@
-"""The body of POST /v1/responses, its translation to a chat request, and compaction."""
+"""The body of POST /v1/responses, its translation to a chat request, and compaction.
+
+In a compaction the model's own summary takes the place of a conversation: for POST /v1/responses/compact, and for an
+item `compaction_trigger` at the end of an input. The summary is an item that is sealed for the client, which sends it
+back in place of the conversation.
+"""
 
 from __future__ import annotations
 
@@ -211,14 +216,6 @@ def _echo(request: ResponseRequest, tools: ResponseTools, *, stored: bool) -> di
         "include": list(request.include or []),
         "safety_identifier": request.safety_identifier,
     }
-
-
-# --- Compaction ------------------------------------------------------------------------------------------------------
-
-# The model's own summary takes the place of a conversation, for POST /v1/responses/compact and for an item
-# `compaction_trigger` at the end of an input.
-#
-# The summary is an item that is sealed for the client, which sends it back in place of what it stands for.
 
 
 SUMMARY_TOKENS = 2048

@@ -142,7 +142,7 @@ class Version(msgspec.Struct, kw_only=True):
     version: str
 
 
-class Load(msgspec.Struct, kw_only=True):
+class ServerLoad(msgspec.Struct, kw_only=True):
     server_load: int
 
 

@@ -182,7 +182,7 @@ _ID_BEGINS: dict[Endpoint, str] = {
 }
 
 
-class Cursor(msgspec.Struct):
+class StreamCursor(msgspec.Struct):
     """A place in a stream: for each member (seq, part), everything up to and including it was sent.
 
     As text, `<rid>:<seq>.<part>`, with further members' places after commas; it is the `id` of a server-sent event.
@@ -198,7 +198,7 @@ class Cursor(msgspec.Struct):
         return f"{self.rid}:{places}".encode()
 
 
-def parse_cursor(text: str) -> Cursor:
+def parse_cursor(text: str) -> StreamCursor:
     """Read a Last-Event-ID. Raises RequestError for a text that no stream of this server sent."""
     rid, _, rest = text.strip().rpartition(":")
     try:
@@ -211,7 +211,7 @@ def parse_cursor(text: str) -> Cursor:
             param="last-event-id",
             code="invalid_event_id",
         )
-    return Cursor(rid, places)
+    return StreamCursor(rid, places)
 
 
 def _place(item: str) -> tuple[int, int]:

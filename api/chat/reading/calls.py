@@ -1,5 +1,5 @@
-"""The calls of one choice: their numbers, their ids and the parts that an answer gets; and what reads one call, a JSON
-object or one with a head.
+"""The calls of one choice, with their numbers and ids, and the readers of a call: of a JSON object, and of a call whose
+name stands before its arguments.
 """
 
 from __future__ import annotations
@@ -73,11 +73,6 @@ class CallReader(Protocol):
         ...
 
 
-# --- A call that is JSON ---------------------------------------------------------------------------------------------
-
-# A JSON object, `{"name": …, "arguments": {…}}`, read while it comes.
-
-
 _HEAD = re.compile(
     r'\s*\{\s*(?:"(?:type|id|tool_call_id)"\s*:\s*"[^"\\]*"\s*,\s*)*"(?:name|tool_name)"\s*:\s*'
     r'"(?P<name>(?:[^"\\]|\\.)+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
@@ -94,7 +89,7 @@ _BLANKS = 256
 
 
 class JsonCall:
-    """Reads one object. `push` returns the text after it once it is over; if then nothing `begun`, that is all text."""
+    """Reads a call that is a JSON object, `{"name": …, "arguments": {…}}`, while it comes."""
 
     def __init__(self, calls: Calls, names: Collection[str] | None = None, *, keyed: bool = False) -> None:
         """With `names`, an object that calls something else is no call. `keyed`: the name is the object's only key."""
@@ -208,11 +203,6 @@ def _value(text: str) -> Any:
         return None
 
 
-# --- A call with a head ----------------------------------------------------------------------------------------------
-
-# Its name stands before its arguments, in the marks of a shape.
-
-
 _NAME = r"[A-Za-z0-9_.:/-]"
 _WORDS = re.compile(WORD + "+")
 _HOLE = re.compile(r"\{(name|id|index)\}")
@@ -250,7 +240,10 @@ def parts_of(text: str) -> list[Part]:
 
 
 class HeadedCall:
-    """Reads one call; `names` are the functions that may be called, None for any."""
+    """Reads a call whose name stands before its arguments, in the marks of a shape.
+
+    `names` are the functions that may be called, None for any.
+    """
 
     def __init__(
         self,

@@ -117,7 +117,7 @@ class Channels(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbi
 
 
 class Form(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbid_unknown_fields=True):
-    """All that an answer may be made of."""
+    """The parts of an answer, and the marks around each."""
 
     name: str
     reasoning: list[Pair] = []

@@ -64,15 +64,15 @@ def _parameter(shape: CallShape, key: str, value: Any) -> str:
 
 def _relaxed(value: Any, quote: str) -> str:
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_relaxed(one, quote)}" for key, one in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_relaxed(element, quote)}" for key, element in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(_relaxed(one, quote) for one in value) + "]"
+        return "[" + ",".join(_relaxed(element, quote) for element in value) + "]"
     return quote + value + quote if isinstance(value, str) else json.dumps(value)
 
 
 def _python(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)}: {_python(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(key)}: {_python(element)}" for key, element in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_python, value)) + "]"
     if value is None or isinstance(value, bool):

@@ -38,9 +38,6 @@ from control.redis.connection import run
 from control.requests import OpenRequest
 from control.requests.upkeep.running import RequestLife, bare_id, find, life_of
 
-# --- Requests that run, and that have ended --------------------------------------------------------------------------
-
-
 _MOST = 1_000
 
 
@@ -91,11 +88,6 @@ def _cancel(client: SyncRedis, rid: str) -> Done:
     return Done(done=f"{rid}: {words}.", id=rid)
 
 
-# --- Dead letters ----------------------------------------------------------------------------------------------------
-
-# Requests that crashed their group when they ran alone.
-
-
 @get("/dead")
 async def list_letters(request: Http, model: FromQuery[str | None] = None) -> Letters:
     """Every dead letter, newest first: of all models, or of one."""
@@ -117,37 +109,32 @@ async def show_letter(request: Http, rid: FromPath[str], model: FromQuery[str]) 
 @post("/dead/retry", status_code=200, operation_class=taking(LetterNamed))
 async def retry_letter(request: Http) -> Done:
     """Enqueue the request again under a new id, and drop its letter."""
-    named = await body_of(request, LetterNamed)
-    again = await on_farm(request, _retry, named)
-    return Done(done=f"{named.id} is tried again as {again}.", id=again)
+    body = await body_of(request, LetterNamed)
+    new_id = await on_farm(request, _retry, body)
+    return Done(done=f"{body.id} is tried again as {new_id}.", id=new_id)
 
 
-def _retry(client: SyncRedis, named: LetterNamed) -> str:
-    letter = requests.dead_letter(client, named.model, named.id)
-    return requests.retry_letter(client, named.model, letter, uuid.uuid4().hex)
+def _retry(client: SyncRedis, body: LetterNamed) -> str:
+    letter = requests.dead_letter(client, body.model, body.id)
+    return requests.retry_letter(client, body.model, letter, uuid.uuid4().hex)
 
 
 @post("/dead/drop", status_code=200, operation_class=taking(LetterNamed))
 async def drop_letter(request: Http) -> Done:
     """Forget a dead letter."""
-    named = await body_of(request, LetterNamed)
-    await on_farm(request, _drop, named)
-    return Done(done=f"{named.id} is dropped.", id=named.id)
+    body = await body_of(request, LetterNamed)
+    await on_farm(request, _drop, body)
+    return Done(done=f"{body.id} is dropped.", id=body.id)
 
 
-def _drop(client: SyncRedis, named: LetterNamed) -> None:
-    run(client, requests.drop_letter(named.model, requests.dead_letter(client, named.model, named.id)))
-
-
-# --- Prompts and answers ---------------------------------------------------------------------------------------------
-
-# Only where the process was started with --console-text.
+def _drop(client: SyncRedis, body: LetterNamed) -> None:
+    run(client, requests.drop_letter(body.model, requests.dead_letter(client, body.model, body.id)))
 
 
 @get("/requests/{rid:str}/text")
 async def show_text(request: Http, rid: FromPath[str]) -> RequestText:
     """The prompt and the answers of a request as far as they are written."""
-    check_shown(request)
+    check_text_allowed(request)
     model, params, entries = await on_farm(request, _read, bare_id(rid))
     vocabulary = await _vocabulary(request, model)
     prompt = None if params is None else await asyncio.to_thread(vocabulary.decode_all, params.prompt)
@@ -158,7 +145,7 @@ async def show_text(request: Http, rid: FromPath[str]) -> RequestText:
 @get("/dead/{rid:str}/text")
 async def show_letter_text(request: Http, rid: FromPath[str], model: FromQuery[str]) -> LetterText:
     """The prompt and all parameters of a dead letter: enough to reproduce the crash elsewhere."""
-    check_shown(request)
+    check_text_allowed(request)
     letter = await on_farm(request, requests.dead_letter, model, rid)
     try:
         vocabulary = await _vocabulary(request, model)
@@ -169,7 +156,7 @@ async def show_letter_text(request: Http, rid: FromPath[str], model: FromQuery[s
     return LetterText(letter=letter_card(model, letter), params=letter.params, prompt=prompt)
 
 
-def check_shown(request: Http) -> None:
+def check_text_allowed(request: Http) -> None:
     """Raises Forbidden where prompts and answers are not shown to operators."""
     if not process_of(request).settings.console_text:
         text = (

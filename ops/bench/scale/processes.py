@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from api.background.orphans import OrphanReaper
-from api.models.models import Models
+from api.models.models import ModelRegistry
 from api.settings import ApiSettings
 from control import keys
 from control.messages import Assignment, ModelAssets
@@ -163,13 +163,13 @@ _RIGHTS = (keys.REAPER_LOCK, keys.OVERVIEWS_LOCK)
 
 
 class ApiProcesses:
-    """The background work of the API processes. They share one Models object, so that tokenizers are read once."""
+    """The background work of the API processes. They share one ModelRegistry, so that tokenizers are read once."""
 
     def __init__(self, client: SyncRedis, agents: Agents, size: Size) -> None:
         self._client = client
         self._agents = agents
         self._names = [f"api-{index}" for index in range(size.apis)]
-        self._models = Models(client, ApiSettings(redis_url=""))
+        self._models = ModelRegistry(client, ApiSettings(redis_url=""))
         asyncio.run(self._models.look(shared=True))
 
     def rounds(self) -> list[Round]:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from api import server as server_module
-from api.generation.session import Shutdown
+from api.generation.session import ShutdownState
 from api.server import Server
 from api.settings import ApiSettings
 
@@ -28,7 +28,7 @@ def idle_server() -> Server:
     """One that has started, with no listener and no connection."""
     process = SimpleNamespace(
         settings=ApiSettings(redis_url="redis://none"),
-        shutdown=Shutdown(),
+        shutdown=ShutdownState(),
         admission=SimpleNamespace(in_turn=lambda wrapped, _turns: wrapped),
         gate=SimpleNamespace(turns_of=None),
     )

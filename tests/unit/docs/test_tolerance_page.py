@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from api.schemas.decoding import TABLE, Hint, Mapped, Refused, Row, Warned
+from api.schemas.tolerance import TABLE, Alias, Hint, Ignored, Treatment, Unsupported
 
 PAGE = (Path(__file__).parents[3] / "docs/api.md").read_text()
 
@@ -22,16 +22,16 @@ def named(treatment: str) -> str:
     ("treatment", "kind"),
     [
         ("accepted without effect", Hint),
-        ("another name", Mapped),
-        ("ignored with a warning", Warned),
-        ("refused with 400, unless", Refused),
+        ("another name", Alias),
+        ("ignored with a warning", Ignored),
+        ("refused with 400, unless", Unsupported),
     ],
 )
-def test_each_row_names_the_fields_of_the_table(treatment: str, kind: type[Row]) -> None:
+def test_each_row_names_the_fields_of_the_table(treatment: str, kind: type[Treatment]) -> None:
     """Both ways: no field is missing on the page, and the page has no other."""
     shown = re.findall(r"`([^`]+)`(?:,|;|$)", named(treatment).replace(" → ", "→"))
-    names = [re.sub(r"^.*→", "", name) for name in shown] if kind is not Mapped else []
-    if kind is Mapped:
+    names = [re.sub(r"^.*→", "", name) for name in shown] if kind is not Alias else []
+    if kind is Alias:
         names = re.findall(r"`([^`]+)` → ", named(treatment))
     assert sorted(names) == sorted(name for name, row in TABLE.items() if isinstance(row, kind))
 
@@ -40,5 +40,5 @@ def test_another_name_says_which() -> None:
     """Each pair of names on the page is one of the table."""
     pairs = dict(re.findall(r"`([^`]+)` → (`[^,]+)", named("another name")))
     for name, row in TABLE.items():
-        if isinstance(row, Mapped):
+        if isinstance(row, Alias):
             assert re.findall(r"`([^`/]+)`", pairs[name]) == list(row.to), name

@@ -16,7 +16,7 @@ from api.generation.client_request import Caller
 from api.http.errors import problem
 from api.observability import RequestLog
 from api.process import Process
-from api.schemas.view import Cursor
+from api.schemas.view import StreamCursor
 from api.settings import ApiSettings
 from control.errors import RequestNotFound
 from control.keys import ModelKeys
@@ -168,7 +168,7 @@ async def test_what_died_with_its_process_is_refused_in_the_end(server: Server, 
     process = Process(ApiSettings(redis_url=server.url, lost_wait=0.3))
     caller = Caller(request_log=RequestLog(process.metrics, path="", client_request_id=None))
     with pytest.raises(RequestNotFound) as refused:
-        await process.sessions.resume(Cursor("0123", [(3, 1)]), caller.identified("t"), "tiny")
+        await process.sessions.resume(StreamCursor("0123", [(3, 1)]), caller.identified("t"), "tiny")
     answer = problem(refused.value)
     assert answer.status == 404 and b"request_not_found" in answer.encode()
     await process.stop()

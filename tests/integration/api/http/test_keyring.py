@@ -130,7 +130,7 @@ async def test_when_a_key_was_used_is_noted_once_a_minute(operator: SyncRedis, c
     access.create(operator, key)
     ring = Keyring(Batches(client))
     for _ in range(5):
-        ring.used(key.id)
+        ring.mark_used(key.id)
         await ring.look()
     assert access.list_keys(operator)[0][1] > 0
     assert operator.info("commandstats")["cmdstat_set"]["calls"] == 1

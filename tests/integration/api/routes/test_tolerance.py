@@ -12,9 +12,9 @@ import pytest
 
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
-from api.schemas.decoding import TABLE, Hint, Mapped, Refused
 from api.schemas.messages import MessageRequest
 from api.schemas.responses import ResponseRequest
+from api.schemas.tolerance import TABLE, Alias, Hint, Unsupported
 from control.messages import Grammar
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat, events
@@ -37,10 +37,10 @@ BODIES: dict[str, dict[str, Any]] = {
 STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 
 
-BUDGET = [name for name, row in TABLE.items() if row == Mapped(("thinking_token_budget",))]
+BUDGET = [name for name, row in TABLE.items() if row == Alias(("thinking_token_budget",))]
 """Names of what only a model with reasoning has."""
 HINTS = [name for name, row in TABLE.items() if isinstance(row, Hint)]
-REFUSED = [(name, row) for name, row in TABLE.items() if isinstance(row, Refused)]
+REFUSED = [(name, row) for name, row in TABLE.items() if isinstance(row, Unsupported)]
 RENAMED: dict[str, tuple[str, Any, str, Any]] = {
     # The path that lacks the name, a value, and the member of the leader's parameters that must have it.
     "repeat_penalty": ("/v1/chat/completions", 1.25, "repetition_penalty", 1.25),
@@ -125,9 +125,7 @@ def test_another_name_of_the_thinking_budget(http: httpx.Client, leader: Scripte
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, row in TABLE.items() if isinstance(row, Mapped) and name not in BUDGET]
-)
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if isinstance(row, Alias) and name not in BUDGET])
 def test_another_name_has_the_same_effect(http: httpx.Client, leader: ScriptedLeader, name: str) -> None:
     """The leader gets the value; null is not given, and two names with two values are a 400 that names both."""
     path, value, param, sent = RENAMED[name]
@@ -150,7 +148,7 @@ def test_two_names_with_two_values(http: httpx.Client, leader: ScriptedLeader) -
 
 @pytest.mark.parametrize(("name", "row"), REFUSED, ids=[name for name, _ in REFUSED])
 def test_what_would_alter_the_answer_is_refused(
-    http: httpx.Client, leader: ScriptedLeader, name: str, row: Refused
+    http: httpx.Client, leader: ScriptedLeader, name: str, row: Unsupported
 ) -> None:
     """On each endpoint that lacks the field: a 400 that names it, and neutral values pass without a word."""
     for path in LACKING[name]:

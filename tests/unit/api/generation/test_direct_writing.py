@@ -15,7 +15,7 @@ import api.generation.follow
 from api.chat.tokens import Vocabulary
 from api.generation.client_request import Caller
 from api.generation.follow import Feeds, Follower
-from api.generation.session import Session, Shutdown, events, renderer_of
+from api.generation.session import Session, ShutdownState, events, renderer_of
 from api.http.connection import Client
 from api.observability import Metrics, RequestLog
 from api.schemas.view import View
@@ -63,7 +63,7 @@ class Stream:
             renderer=self.renderer,
             caller=Caller(request_log=RequestLog(Metrics(), path="/", client_request_id=None), client=client),
             settings=ApiSettings(redis_url="redis://none", keep_alive=0.3),
-            shutdown=Shutdown(),
+            shutdown=ShutdownState(),
             complete=nothing,
             load_stage=lambda: None,
         )
@@ -98,7 +98,7 @@ async def follower(monkeypatch: pytest.MonkeyPatch) -> Follower:
 def say(follower: Follower, seq: int, *streams: Stream, finish: Any = None) -> None:
     """A leader's message: token `seq` of each stream."""
     entry = LogEntry(seq, 0, 64 + seq, finish)
-    follower._heard("m", [EventRow(stream.rid, [entry]) for stream in streams])  # pyright: ignore[reportPrivateUsage]
+    follower._receive_event("m", [EventRow(stream.rid, [entry]) for stream in streams])  # pyright: ignore[reportPrivateUsage]
 
 
 async def begun(follower: Follower, *rids: str) -> list[Stream]:

@@ -24,10 +24,9 @@ from api.schemas.answers import (
     ChatCompletionChunk,
     Completion,
     CompletionChunk,
-    NativePart,
-    NativeResult,
 )
 from api.schemas.embeddings import EmbeddedByType, Embeddings, NativeVector, Reranked, Scores, TextScore
+from api.schemas.llama_cpp import NativePart, NativeResult
 from api.schemas.messages import MessageEvent, MessageObject
 from api.schemas.ollama import ChatAnswer, EmbedAnswer, EmbeddingsAnswer, GenerateAnswer
 from api.schemas.response_answers import RESPONSE_EVENTS, ResponseObject

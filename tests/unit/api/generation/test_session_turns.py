@@ -15,7 +15,7 @@ from api.chat.tokens import Vocabulary
 from api.generation.chunks import StreamRenderer, token_logprobs
 from api.generation.client_request import Caller
 from api.generation.follow import Feed, Feeds
-from api.generation.session import TURN_ENTRIES, TURN_PROMPTS, TURN_SCORED, Session, Shutdown, events, renderer_of
+from api.generation.session import TURN_ENTRIES, TURN_PROMPTS, TURN_SCORED, Session, ShutdownState, events, renderer_of
 from api.observability import Metrics, RequestLog
 from api.schemas.view import View
 from api.settings import ApiSettings
@@ -53,7 +53,7 @@ class Turns:
             renderer=self.renderer,
             caller=Caller(request_log=request_log),
             settings=ApiSettings(redis_url="redis://none"),
-            shutdown=Shutdown(),
+            shutdown=ShutdownState(),
             complete=nothing,
             load_stage=lambda: None,
         )

@@ -11,7 +11,7 @@ import api.generation.session
 from api.chat.tokens import Vocabulary
 from api.generation.client_request import Caller
 from api.generation.follow import Feed, Feeds
-from api.generation.session import Session, Shutdown, events, renderer_of
+from api.generation.session import Session, ShutdownState, events, renderer_of
 from api.observability import Metrics, RequestLog
 from api.schemas.view import View
 from api.settings import ApiSettings
@@ -45,7 +45,7 @@ class WaitingStream:
             renderer=renderer_of("r", VIEW, VOCABULARY, 3),
             caller=Caller(request_log=RequestLog(Metrics(), path="/", client_request_id=None)),
             settings=ApiSettings(redis_url="redis://none"),
-            shutdown=Shutdown(),
+            shutdown=ShutdownState(),
             complete=nothing,
             load_stage=lambda: None,
         )

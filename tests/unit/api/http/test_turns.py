@@ -151,7 +151,7 @@ async def test_a_turn_that_ended_is_waited_for_again() -> None:
         await asyncio.sleep(0)
         assert not again.done()
     await again
-    assert turn.held
+    assert turn.active
     turn.end(0.1)
     assert turns.running == 0
 

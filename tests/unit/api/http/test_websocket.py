@@ -9,7 +9,7 @@ from api.http.websocket import NORMAL, TOO_LARGE, TRY_LATER, WebSocket, accept
 from tests.integration.api.socket_client import ACCEPT, CLOSE, KEY, PING, frame
 
 
-class Wire:
+class SocketTransport:
     def __init__(self) -> None:
         self.written = b""
         self.paused = self.ended = self.is_full = False
@@ -31,12 +31,12 @@ class Wire:
     def waits(self, waiting: bool) -> None: ...
 
 
-def opened(*, limit: int = 1000, most: int = 100) -> tuple[WebSocket, Wire, UnreadBodies]:
-    wire, memory = Wire(), UnreadBodies(limit)
+def opened(*, limit: int = 1000, most: int = 100) -> tuple[WebSocket, SocketTransport, UnreadBodies]:
+    wire, memory = SocketTransport(), UnreadBodies(limit)
     return WebSocket(wire, memory, lambda: most), wire, memory
 
 
-def code_of(wire: Wire) -> int:
+def code_of(wire: SocketTransport) -> int:
     """The code of the only frame that was written."""
     assert wire.written[0] == 0x80 | CLOSE and wire.ended
     return int.from_bytes(wire.written[2:4])

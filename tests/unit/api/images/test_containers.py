@@ -15,7 +15,7 @@ import pytest
 from PIL import ExifTags, Image, ImageOps, PngImagePlugin
 
 from api.images import containers, decoder
-from api.images.containers import Refused, essential
+from api.images.containers import ImageRefused, essential
 from api.images.decoder import decoded
 from api.images.jobs import Job
 from control.messages import ImageInput
@@ -167,7 +167,7 @@ def test_what_pixels_do_not_need_costs_nothing(make: Callable[[], bytes], monkey
 def test_what_is_refused_before_it_is_decoded(make: Callable[[], bytes], why: str) -> None:
     data = make()
     began = time.process_time()
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(ImageRefused, match=why):
         decoded(Job(data, WANTED, 1 << 24))
     assert time.process_time() - began < 0.3
 

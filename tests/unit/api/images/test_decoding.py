@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 
-from api.images.containers import Refused
+from api.images.containers import ImageRefused
 from api.images.decoder import decoded
 from api.images.decoding import Decoder, NotDecoded
 from api.images.jobs import Job
@@ -278,7 +278,7 @@ FRAMES = [Image.new("RGB", (8, 8), (0, 0, colour)) for colour in (200, 255)]
 def test_colours_of_each_kind(data: bytes, colour: tuple[int, int, int] | None) -> None:
     """The first frame in 8 bits of red, green and blue; other formats are refused whatever the client calls them."""
     if colour is None:
-        with pytest.raises(Refused, match="none that can be read"):
+        with pytest.raises(ImageRefused, match="none that can be read"):
             decoded(Job(data, WANTED, ROOM))
         return
     pixels = np.frombuffer(decoded(Job(data, WANTED, ROOM)).pixels, np.uint8).reshape(-1, 3)

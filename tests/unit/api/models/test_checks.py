@@ -13,7 +13,7 @@ import pytest
 
 from api.chat.tokens import Vocabulary
 from api.models.grammar import GrammarChecks, grammar_tokens
-from api.schemas.generation import Constraint
+from api.schemas.generation import RequestedGrammar
 from control.errors import RequestError
 from control.messages import Grammar
 from control.text.grammar_check import GrammarTokens
@@ -42,7 +42,7 @@ def schema(value: Any) -> Grammar:
 async def verdict(checks: GrammarChecks, grammar: Grammar) -> str:
     """Empty where it is fine."""
     try:
-        await checks.check(Constraint(grammar, "p"), LETTERS)
+        await checks.check(RequestedGrammar(grammar, "p"), LETTERS)
     except RequestError as error:
         assert error.param == "p" and error.code == "invalid_grammar"
         return str(error)

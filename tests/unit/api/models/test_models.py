@@ -13,7 +13,7 @@ import pytest
 from fakeredis import FakeRedis
 from tokenizers import normalizers
 
-from api.models.models import LOST_S, Models
+from api.models.models import LOST_S, ModelRegistry
 from api.schemas.view import OWN
 from api.settings import ApiSettings
 from control.errors import ModelFileRefused, ModelNotFound, ModelUnavailable
@@ -30,7 +30,7 @@ SERVED = ("loaded", "poisoned", "recovering")
 
 def models(*aliases: str, **states: ReplicaState) -> Any:
     """Models by name; those that were `failed` here never had a tokenizer, `gone` are failed ones that served."""
-    subject: Any = Models(cast(Any, None), ApiSettings(redis_url="redis://nowhere", served_model_names=aliases))
+    subject: Any = ModelRegistry(cast(Any, None), ApiSettings(redis_url="redis://nowhere", served_model_names=aliases))
     for name, state in states.items():
         subject._overviews[name] = Overview(name, state, "", 0, 1, 1, 0, None, [])
         if state in SERVED:
@@ -183,7 +183,7 @@ def publish(client: FakeRedis, name: str, **assets: Any) -> None:
     run(client, catalog.put_assets(name, byte_assets(**assets)))
 
 
-class Waiting(Models):
+class Waiting(ModelRegistry):
     """Control: a look waits for trials."""
 
     async def _look_once(self, shared: bool) -> None:
@@ -191,9 +191,9 @@ class Waiting(Models):
         await asyncio.gather(*(trial for _, trial in self._trials.values()))
 
 
-@pytest.mark.parametrize("kind", [Models, Waiting])
+@pytest.mark.parametrize("kind", [ModelRegistry, Waiting])
 async def test_a_tokenizer_that_hangs_delays_no_other_model(
-    kind: type[Models], empty: FakeRedis, monkeypatch: pytest.MonkeyPatch
+    kind: type[ModelRegistry], empty: FakeRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own requests are to be retried until it is refused; a model that is loaded meanwhile is served."""
     monkeypatch.setattr("api.models.confined.DEADLINE_S", 1.0)
@@ -226,14 +226,14 @@ async def test_operators_are_told_of_calls_that_are_not_understood(empty: FakeRe
     odd, known = "{{ tools }} [[call]]", "{{ tools }}<arg_key><arg_value>"
     for name, template in {"odd": odd, "glm": known, "plain": "{{ messages }}"}.items():
         publish(empty, name, chat_template=template)
-    subject: Any = Models(empty, ApiSettings(redis_url="redis://nowhere"))
+    subject: Any = ModelRegistry(empty, ApiSettings(redis_url="redis://nowhere"))
     await subject.look()
     await subject.look()
     breaches = breaches_of(empty, ["odd", "glm", "plain"])
     assert [breach.file for breach in breaches["odd"]] == [CALLS] and not breaches["glm"] and not breaches["plain"]
     file = tmp_path / "form.json"
     file.write_text(json.dumps({"fields": {"tool_calls": {"open": "[[", "close": "]]", "content": "json"}}}))
-    given: Any = Models(empty, ApiSettings(redis_url="redis://nowhere", response_template=str(file)))
+    given: Any = ModelRegistry(empty, ApiSettings(redis_url="redis://nowhere", response_template=str(file)))
     await given.look()
     assert [(await given.resolve(name)).forms.calls for name in ("odd", "glm")] == [OWN, OWN]
 
@@ -243,7 +243,7 @@ async def test_a_chat_template_may_be_given(empty: FakeRedis, tmp_path: Path) ->
     publish(empty, "odd", chat_template="{{ tools }}")
     file = tmp_path / "template.jinja"
     file.write_text("{{ tools }}<arg_key><arg_value>")
-    subject: Any = Models(empty, ApiSettings(redis_url="redis://nowhere", chat_template=str(file)))
+    subject: Any = ModelRegistry(empty, ApiSettings(redis_url="redis://nowhere", chat_template=str(file)))
     await subject.look()
     served = await subject.resolve("odd")
     assert served.forms.calls == "glm" and served.template.render({"tools": 3}) == "3<arg_key><arg_value>"
@@ -251,7 +251,7 @@ async def test_a_chat_template_may_be_given(empty: FakeRedis, tmp_path: Path) ->
 
 async def test_an_unusual_tokenizer_is_served_after_its_trial(empty: FakeRedis) -> None:
     """A request waits for it; a new epoch of the same files needs none."""
-    subject: Any = Models(empty, ApiSettings(redis_url="redis://nowhere"))
+    subject: Any = ModelRegistry(empty, ApiSettings(redis_url="redis://nowhere"))
     tokenizer = byte_tokenizer()
     tokenizer.normalizer = normalizers.Sequence([normalizers.Replace("b", "c" * 60), normalizers.Replace("c", "dd")])
     publish(empty, "m", tokenizer_json=tokenizer.to_str())

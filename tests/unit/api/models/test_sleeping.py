@@ -9,7 +9,7 @@ import pytest
 from fakeredis import FakeRedis
 
 from api.models import models as models_module
-from api.models.models import KEPT_ASLEEP, Models
+from api.models.models import KEPT_ASLEEP, ModelRegistry
 from api.settings import ApiSettings
 from control.errors import ModelNotFound, ModelUnavailable
 from control.messages import ModelSpec
@@ -35,7 +35,7 @@ def offer(client: FakeRedis, *names: str, published: bool = True) -> None:
 
 
 def subject_of(client: FakeRedis) -> Any:
-    return Models(client, ApiSettings(redis_url="redis://nowhere"))
+    return ModelRegistry(client, ApiSettings(redis_url="redis://nowhere"))
 
 
 async def test_a_tokenizer_is_made_for_the_first_request(redis: FakeRedis) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from api.app import ROUTES
-from api.routes.document import Document
+from api.routes.document import OpenApiDocument
 from api.schemas.chat import parse_chat
 from api.schemas.completions import parse_completion
 from api.schemas.messages import parse_message
@@ -26,7 +26,7 @@ PARSERS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    return Document(ROUTES).whole
+    return OpenApiDocument(ROUTES).whole
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from api.app import ROUTES
-from api.routes.document import Document
+from api.routes.document import OpenApiDocument
 
 
 def references(node: Any) -> list[str]:
@@ -17,7 +17,7 @@ def references(node: Any) -> list[str]:
 
 def test_bodies_have_openais_fields_and_are_open() -> None:
     """All generating endpoints have a body with OpenAI's field names, and may have unknown ones."""
-    document = Document(ROUTES).whole
+    document = OpenApiDocument(ROUTES).whole
     schemas = document["components"]["schemas"]
     for path, name, field in (
         ("/v1/chat/completions", "ChatRequest", "max_completion_tokens"),
@@ -38,7 +38,7 @@ def test_bodies_have_openais_fields_and_are_open() -> None:
 
 def test_operators_bodies_are_told() -> None:
     """Each POST under /farm names its fields, with what they must be."""
-    document = Document(ROUTES).whole
+    document = OpenApiDocument(ROUTES).whole
     posts = {
         path: item["post"] for path, item in document["paths"].items() if path.startswith("/farm") and "post" in item
     }

@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from api.schemas.chat import parse_chat
-from api.schemas.generation import Constraint, grammar_of
+from api.schemas.generation import RequestedGrammar, grammar_of
 from control.errors import RequestError
 from control.messages import Grammar
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
-def asked(**fields: Any) -> Constraint | None:
+def asked(**fields: Any) -> RequestedGrammar | None:
     return grammar_of(parse_chat(msgspec.json.encode({"messages": [{"role": "user", "content": "x"}], **fields})))
 
 
@@ -61,7 +61,7 @@ def test_free_text_has_no_grammar() -> None:
 )
 def test_every_form_becomes_the_same_grammar(fields: dict[str, Any], grammar: Grammar, param: str) -> None:
     """Each neighbour's parameter becomes the same grammar, and errors will name the parameter that was sent."""
-    assert asked(**fields) == Constraint(grammar, param)
+    assert asked(**fields) == RequestedGrammar(grammar, param)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_strict_schema_is_taken_to_the_letter() -> None:
     """Nothing is added to it; what the caller says to the library himself goes before what is added otherwise."""
     form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
     answer = asked(response_format=form)
-    assert answer == Constraint(
+    assert answer == RequestedGrammar(
         Grammar("json_schema", msgspec.json.encode(SCHEMA).decode()), "response_format.json_schema.schema"
     )
     own = asked(guided_json={"x-guidance": {"coerce_one_of": False, "lenient": True}})
@@ -148,7 +148,7 @@ def test_a_wrong_form_is_refused_by_its_parameter(fields: dict[str, Any], param:
 
 def test_one_grammar_under_two_names_is_one() -> None:
     """Clients send it for servers of two ages; two grammars are refused as before, with the second one's name."""
-    assert asked(structured_outputs={"grammar": "x"}, guided_grammar="x") == Constraint(
+    assert asked(structured_outputs={"grammar": "x"}, guided_grammar="x") == RequestedGrammar(
         Grammar("lark", "x"), "structured_outputs.grammar"
     )
     assert asked(guided_json=SCHEMA, structured_outputs={"json": SCHEMA}, json_schema=SCHEMA) is not None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from api.chat.answer import PieceDecoder, PromptText, prompt_text
+from api.chat.answer import PieceDecoder, PromptAlignment, prompt_text
 from api.chat.tokens import Vocabulary
 from api.schemas.view import View
 from control.messages import LogEntry, PromptToken, TokenLogprobs
@@ -19,7 +19,7 @@ BOS = EOS - 1
 
 def places(vocabulary: Vocabulary, text: str, tokens: list[int]) -> list[str]:
     """The text of each token."""
-    walk = PromptText(vocabulary, text)
+    walk = PromptAlignment(vocabulary, text)
     prompt_tokens = [walk.push(token) for token in tokens]
     assert all(text[start:end] == piece for start, end, piece in prompt_tokens)
     assert walk.take_rest() == "" == walk.take_rest()
@@ -63,10 +63,10 @@ def test_a_space_of_the_vocabulary() -> None:
 
 def test_a_text_that_the_tokenizer_changed() -> None:
     """Places stay within the text, and what no token covers comes before the answer."""
-    walk = PromptText(VOCABULARY, "ab cd")
+    walk = PromptAlignment(VOCABULARY, "ab cd")
     assert [walk.push(token)[:2] for token in (64, 65)] == [(0, 1), (1, 2)]
     assert walk.take_rest() == " cd"
-    short = PromptText(VOCABULARY, "a")
+    short = PromptAlignment(VOCABULARY, "a")
     assert [short.push(token)[:2] for token in (64, 65)] == [(0, 1), (1, 1)]
 
 

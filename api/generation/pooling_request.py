@@ -1,58 +1,28 @@
-"""Vectors and scores: inputs to requests of the queue, and log entries to whole bodies in the form of each endpoint."""
+"""From the inputs of a request for vectors or scores to what is enqueued: checked, tokenised and packed together."""
 
 from __future__ import annotations
 
-import array
-import base64
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-from msgspec import UNSET, UnsetType
-
-from api.chat.answer import PieceDecoder
-from api.chat.piece import Piece
-from api.chat.tokens import WHOLE_CHARACTERS, Vocabulary
-from api.generation.chunks import DONE, Durations, StreamRenderer
+from api.chat.tokens import WHOLE_CHARACTERS
 from api.generation.client_request import Caller, ClientRequest, client_request
-from api.http.errors import problem
 from api.models.models import ServedModel
-from api.schemas.answers import encode, encoded_once
 from api.schemas.embeddings import (
-    ApiVersion,
-    BilledUnits,
     CohereEmbedRequest,
-    EmbeddedByType,
-    Embedding,
     EmbeddingRequest,
-    Embeddings,
-    EmbedMeta,
     InputsRequest,
-    InputUsage,
     NativeInputs,
-    NativeVector,
-    RankedDocument,
-    RankedResult,
-    Reranked,
     RerankRequest,
-    Score,
-    Scores,
     TextRerankRequest,
-    TextScore,
-    VectorsByType,
     VectorsRequest,
 )
-from api.schemas.ollama import EmbedAnswer, EmbeddingsAnswer, OllamaInputs
-from api.schemas.view import Endpoint, View, answer_id
+from api.schemas.ollama import OllamaInputs
+from api.schemas.view import Endpoint, View
 from control.errors import ContextLengthExceeded, RequestError
-from control.messages import GenerationRequest, Input, LogEntry, PoolingAssets, Sampling
-from control.requests import member_rid
-
-# --- Inputs to requests ----------------------------------------------------------------------------------------------
-
+from control.messages import GenerationRequest, Input, PoolingAssets, Sampling
 
 _PROMPTS = {
     "search_query": ("query", "search_query"),
@@ -84,8 +54,8 @@ def tokenize_inputs(body: InputsRequest, served: ServedModel) -> list[TokenizedI
         encoded = _pairs(body, served, pooling)
         name = _pairs_name(body)
         names = [f"{name}[{index}]" for index in range(len(encoded))]
-    for place, one in zip(names, encoded, strict=True):
-        _check(place, name, one.tokens, served)
+    for place, tokenized in zip(names, encoded, strict=True):
+        _check(place, name, tokenized.tokens, served)
     return encoded
 
 
@@ -101,17 +71,17 @@ def _texts_names(body: VectorsRequest) -> tuple[str, list[str]]:
 
 
 def _texts(body: VectorsRequest, name: str, served: ServedModel, pooling: PoolingAssets) -> list[TokenizedInput]:
-    chosen = _prompt_for(body, pooling) if isinstance(body, CohereEmbedRequest) else body.prompt_name
+    prompt_name = _prompt_for(body, pooling) if isinstance(body, CohereEmbedRequest) else body.prompt_name
     inputs = body.inputs
-    prompt = _prompt(chosen, pooling)
-    texts = [_lower(prompt + one, pooling) for one in inputs if isinstance(one, str)]
+    prompt = _prompt(prompt_name, pooling)
+    texts = [_lower(prompt + text, pooling) for text in inputs if isinstance(text, str)]
     if isinstance(body, EmbeddingRequest) and body.truncate_prompt_tokens is not None:
         return _cut(inputs, texts, body, served)
-    for index, one in enumerate(inputs):
-        if isinstance(one, str):
-            _check_characters(f"{name}[{index}]", name, one, served)
+    for index, text in enumerate(inputs):
+        if isinstance(text, str):
+            _check_characters(f"{name}[{index}]", name, text, served)
     encodings = iter(served.vocabulary.encode_all(texts))
-    return [TokenizedInput(next(encodings).ids if isinstance(one, str) else one) for one in inputs]
+    return [TokenizedInput(next(encodings).ids if isinstance(entry, str) else entry) for entry in inputs]
 
 
 def _cut(
@@ -122,14 +92,14 @@ def _cut(
     most = body.truncate_prompt_tokens
     if most is None or most < 0:
         most = served.assets.context_length
-    left = (body.truncation_side or served.assets.tokenizer_config.get("truncation_side")) == "left"
-    texts = [text[-WHOLE_CHARACTERS:] if left else text[:WHOLE_CHARACTERS] for text in texts]
+    from_left = (body.truncation_side or served.assets.tokenizer_config.get("truncation_side")) == "left"
+    texts = [text[-WHOLE_CHARACTERS:] if from_left else text[:WHOLE_CHARACTERS] for text in texts]
     vocabulary = served.vocabulary
     whole = iter(vocabulary.encode_all(texts))
     plain = iter(vocabulary.encode_all(texts, special=False))
 
     def one_side(ids: list[int], count: int) -> list[int]:
-        return ids[max(0, len(ids) - count) :] if left else ids[:count]
+        return ids[max(0, len(ids) - count) :] if from_left else ids[:count]
 
     def cut(ids: list[int], text: list[int]) -> list[int]:
         around = len(ids) - len(text)
@@ -144,8 +114,8 @@ def _cut(
         return [*ids[:before], *one_side(text, most - around), *ids[before + len(text) :]]
 
     return [
-        TokenizedInput(cut(next(whole).ids, next(plain).ids) if isinstance(one, str) else one_side(one, most))
-        for one in inputs
+        TokenizedInput(cut(next(whole).ids, next(plain).ids) if isinstance(entry, str) else one_side(entry, most))
+        for entry in inputs
     ]
 
 
@@ -161,12 +131,15 @@ def _pairs(body: InputsRequest, served: ServedModel, pooling: PoolingAssets) -> 
         instruction = body.instruction if body.instruction is not None else pooling.instruction
         _check_characters("instruction", "instruction", instruction, served)
         fields = [{"instruction": instruction, "query": query, "document": document} for query, document in pairs]
-        texts = [_FIELD.sub(lambda match, one=one: one[match[1]], pooling.pair) for one in fields]
-        return [TokenizedInput(one.ids) for one in vocabulary.encode_all(texts, special=False)]
+        texts = [_FIELD.sub(lambda match, values=values: values[match[1]], pooling.pair) for values in fields]
+        return [TokenizedInput(encoding.ids) for encoding in vocabulary.encode_all(texts, special=False)]
     if body.instruction is not None:
         raise RequestError("'instruction' has no effect on this model; leave it out.", param="instruction")
     both = [(_lower(query, pooling), _lower(document, pooling)) for query, document in pairs]
-    return [TokenizedInput(one.ids, one.second if pooling.types else 0) for one in vocabulary.encode_all(both)]
+    return [
+        TokenizedInput(encoding.ids, encoding.second if pooling.types else 0)
+        for encoding in vocabulary.encode_all(both)
+    ]
 
 
 def _pairs_name(body: InputsRequest) -> str:
@@ -252,8 +225,8 @@ def _extra_fields(body: InputsRequest, members: list[GenerationRequest]) -> dict
     if isinstance(body, EmbeddingRequest):
         return {**fields, "encoding_format": body.encoding_format or "float"}
     if isinstance(body, RerankRequest):
-        shown = body.texts if body.return_documents is not False else None
-        return {**fields, "top_n": body.top_n, "documents": shown}
+        documents = body.texts if body.return_documents is not False else None
+        return {**fields, "top_n": body.top_n, "documents": documents}
     return fields
 
 
@@ -274,20 +247,20 @@ def packs(inputs: list[TokenizedInput]) -> list[list[TokenizedInput]]:
     """Neighbouring inputs together, as far as the limits of a pack allow."""
     packed = list[list[TokenizedInput]]()
     tokens = 0
-    for one in inputs:
-        if not packed or len(packed[-1]) == PACK_INPUTS or tokens + len(one.tokens) > PACK_TOKENS:
+    for tokenized in inputs:
+        if not packed or len(packed[-1]) == PACK_INPUTS or tokens + len(tokenized.tokens) > PACK_TOKENS:
             packed.append([])
             tokens = 0
-        packed[-1].append(one)
-        tokens += len(one.tokens)
+        packed[-1].append(tokenized)
+        tokens += len(tokenized.tokens)
     return packed
 
 
 def _member(pack: list[TokenizedInput], dimensions: int | None) -> GenerationRequest:
     return GenerationRequest(
-        prompt=[token for one in pack for token in one.tokens],
+        prompt=[token for tokenized in pack for token in tokenized.tokens],
         sampling=Sampling(max_tokens=0, temperature=0.0, seed="0", n=len(pack), dimensions=dimensions),
-        inputs=[Input(len(one.tokens), one.second) for one in pack],
+        inputs=[Input(len(tokenized.tokens), tokenized.second) for tokenized in pack],
     )
 
 
@@ -309,9 +282,9 @@ def _check_kind(body: InputsRequest, served: ServedModel) -> None:
     embeds = isinstance(body, VectorsRequest)
     if kind == ("embed" if embeds else "score"):
         return
-    what = "embeddings" if embeds else "scores"
+    result = "embeddings" if embeds else "scores"
     gives = {
-        "generate": f"generates text and gives no {what}",
+        "generate": f"generates text and gives no {result}",
         "embed": "gives embeddings and no scores",
         "score": "gives scores of pairs (/v1/rerank, /score) and no embeddings",
     }
@@ -319,144 +292,5 @@ def _check_kind(body: InputsRequest, served: ServedModel) -> None:
     raise RequestError(
         f"The model '{name}' {gives[kind]}. Use {use} for this endpoint; GET /v1/models shows each model's kind.",
         param="model",
-        code=f"{what}_not_supported",
+        code=f"{result}_not_supported",
     )
-
-
-# --- Vectors to bodies -----------------------------------------------------------------------------------------------
-
-
-VECTORS = frozenset(
-    (
-        "embeddings",
-        "embed",
-        "embedding",
-        "tei_embed",
-        "tei_rerank",
-        "rerank",
-        "score",
-        "ollama_embed",
-        "ollama_embeddings",
-    )
-)
-"""The endpoints whose answers are vectors or scores."""
-
-
-class VectorRenderer(StreamRenderer):
-    """Collects the vector of each input; members are packs of neighbouring inputs."""
-
-    def __init__(self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int) -> None:
-        counts: list[int] = view.extra_fields["inputs"]
-        self.view = self._view = view
-        self._rid = rid
-        self._prompt_tokens = prompt_tokens
-        self.answers = [
-            PieceDecoder(vocabulary, msgspec.structs.replace(view, n=count), member_rid(rid, member))
-            for member, count in enumerate(counts)
-        ]
-        self._first = [sum(counts[:member]) for member in range(len(counts))]
-        self._vectors: list[bytes] = [b""] * sum(counts)
-        self._durations = Durations(view)
-
-    @property
-    def place(self) -> str | None:
-        return None
-
-    @property
-    def body_bytes(self) -> int:
-        return sum(map(len, self._vectors))
-
-    def feed(self, member: int, entries: list[LogEntry]) -> bytes:
-        self.collect([], member, entries)
-        return b""
-
-    def collect(self, pieces: list[Piece], member: int, entries: list[LogEntry]) -> None:
-        for entry in entries:
-            self.answers[member].feed(entry)
-            if entry.vector is not None:
-                self._vectors[self._first[member] + entry.choice] = entry.vector
-
-    def empty_pieces(self) -> list[Piece]:
-        return []
-
-    def end(self, error: BaseException | None = None) -> bytes:
-        """The body as one event, or the error; then [DONE]."""
-        error = error or self.failure
-        body = self.whole([]) if error is None else problem(error).encode()
-        return b"data: " + body + b"\n\n" + DONE
-
-    def whole(self, pieces: list[Piece]) -> bytes:
-        return encode(self._whole())
-
-    def _whole(self) -> object:
-        """The answer in the endpoint's form."""
-        view = self._view
-        usage = InputUsage(self._prompt_tokens, self._prompt_tokens)
-        match view.endpoint:
-            case "embeddings":
-                return Embeddings(data=self._embeddings(), model=view.model, usage=usage)
-            case "embed":
-                meta = EmbedMeta(ApiVersion(), BilledUnits(self._prompt_tokens))
-                return EmbeddedByType(
-                    id=answer_id(self._rid, view), embeddings=VectorsByType(self._encoded_vectors()), meta=meta
-                )
-            case "embedding":
-                return [NativeVector(index, [vector]) for index, vector in enumerate(self._encoded_vectors())]
-            case "tei_embed":
-                return self._encoded_vectors()
-            case "tei_rerank":
-                return [TextScore(index, score, self._text(index)) for index, score in self._ranked()]
-            case "ollama_embeddings":
-                return EmbeddingsAnswer(embedding=self._encoded_vectors()[0])
-            case "ollama_embed":
-                return EmbedAnswer(
-                    model=view.model,
-                    embeddings=self._encoded_vectors(),
-                    total_duration=self._durations.since_received(),
-                    load_duration=self._durations.load,
-                    prompt_eval_count=self._prompt_tokens,
-                )
-            case "rerank":
-                return Reranked(
-                    f"rerank-{self._rid}", view.model, usage, [self._result(*place) for place in self._ranked()]
-                )
-            case _:
-                scores = [Score(index=index, score=score) for index, score in enumerate(self._scores())]
-                return Scores(id=f"score-{self._rid}", model=view.model, usage=usage, created=view.created, data=scores)
-
-    def _encoded_vectors(self) -> list[list[float]]:
-        """Each vector is encoded for itself, so that other threads may run in between."""
-        return [encoded_once(_numbers(vector)) for vector in self._vectors]
-
-    def _embeddings(self) -> list[Embedding]:
-        if self._view.extra_fields["encoding_format"] == "base64":
-            shown: list[str] | list[list[float]] = [base64.b64encode(vector).decode() for vector in self._vectors]
-        else:
-            shown = self._encoded_vectors()
-        return [Embedding(index=index, embedding=vector) for index, vector in enumerate(shown)]
-
-    def _scores(self) -> list[float]:
-        return [_numbers(vector)[0] for vector in self._vectors]
-
-    def _text(self, index: int) -> str | UnsetType:
-        """The text of a document, where it is shown."""
-        documents: list[str] | None = self._view.extra_fields["documents"]
-        return UNSET if documents is None else documents[index]
-
-    def _ranked(self) -> list[tuple[int, float]]:
-        """Places and scores of the documents from the highest score to the lowest; of equal ones the first comes
-        first."""
-        scores = self._scores()
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])
-        return [(index, scores[index]) for index in order[: self._view.extra_fields["top_n"] or None]]
-
-    def _result(self, index: int, score: float) -> RankedResult:
-        text = self._text(index)
-        return RankedResult(index, score, UNSET if text is UNSET else RankedDocument(text))
-
-
-def _numbers(vector: bytes) -> list[float]:
-    numbers = array.array("f", vector)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tolist()
