@@ -24,7 +24,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from control.replicas import health
 from control.settings import keeps_standby
-from ops.cli.run.answer import Answer
+from ops.cli.run.answer import StreamedAnswer
 from ops.common.waiting import NotInTime, until
 
 QUESTIONS = ("What is a poisoned replica?", "Count from 1 to 20.")
@@ -98,7 +98,7 @@ def show(address: str, question: str, strike: Callable[[], str] | None = None) -
     messages = [{"role": "user", "content": question}]
     body = {"model": "demo", "messages": messages, "stream": True, "temperature": 0, "max_tokens": LONGEST}
     with httpx.Client(base_url=f"http://{address}", timeout=120, trust_env=False) as http:
-        answer = Answer(http, "/v1/chat/completions", body)
+        answer = StreamedAnswer(http, "/v1/chat/completions", body)
         for piece in answer:
             if piece.text:
                 times.append(time.monotonic())
@@ -132,8 +132,8 @@ def survive(address: str, data: Path, rank: int) -> bool:
             strikes.append(beat.pid)
             return f"kill -9 {beat.pid} (rank {rank})"
 
-        struck = show(address, STRUCK, strike)
-    same = struck is not None and struck == undisturbed
+        disturbed = show(address, STRUCK, strike)
+    same = disturbed is not None and disturbed == undisturbed
     if not strikes:
         print("The answer ended before a rank could be killed: this proves nothing.", end="\n\n")
     else:

@@ -48,16 +48,16 @@ def list_requests(model: str | None, tenant: str | None, as_json: bool, redis_ur
 
 
 COLUMNS: dict[str, Callable[[OpenRequest], object]] = {
-    "ID": lambda one: one.id,
-    "MODEL": lambda one: one.model,
-    "STATE": lambda one: "cancelled" if one.cancelled else one.state,
-    "AGE": lambda one: duration(one.age_ms),
-    "TENANT": lambda one: one.tenant,
-    "PRIORITY": lambda one: one.priority,
-    "PROMPT": lambda one: one.prompt_tokens,
-    "ANSWER": lambda one: one.completion_tokens,
-    "ATTEMPTS": lambda one: one.attempts,
-    "REPLICA": lambda one: one.replica or "-",
+    "ID": lambda request: request.id,
+    "MODEL": lambda request: request.model,
+    "STATE": lambda request: "cancelled" if request.cancelled else request.state,
+    "AGE": lambda request: duration(request.age_ms),
+    "TENANT": lambda request: request.tenant,
+    "PRIORITY": lambda request: request.priority,
+    "PROMPT": lambda request: request.prompt_tokens,
+    "ANSWER": lambda request: request.completion_tokens,
+    "ATTEMPTS": lambda request: request.attempts,
+    "REPLICA": lambda request: request.replica or "-",
 }
 
 
@@ -216,7 +216,7 @@ def compare(original: KeptRequest, entries: list[LogEntry]) -> tuple[bool, list[
     changes = differences(original, entries)
     then = fingerprints(original.entries)
     now = fingerprints(entries)
-    lines = [_describe(one) for one in changes]
+    lines = [_describe(difference) for difference in changes]
     if then != now:
         words = [", ".join(names) or "unknown" for names in (then, now)]
         lines.insert(0, f"Another backend: {words[0]} then, {words[1]} now. The bits may differ.")
@@ -226,8 +226,9 @@ def compare(original: KeptRequest, entries: list[LogEntry]) -> tuple[bool, list[
     return bool(changes), lines
 
 
-def _describe(one: Difference) -> str:
-    return f"choice {one.choice} differs at entry {one.position}: {_shown(one.then)} then, {_shown(one.now)} now"
+def _describe(difference: Difference) -> str:
+    place = f"choice {difference.choice} differs at entry {difference.position}"
+    return f"{place}: {_shown(difference.then)} then, {_shown(difference.now)} now"
 
 
 def _shown(entry: LogEntry | None) -> str:

@@ -50,7 +50,7 @@ def dial(address: Address, source: str = "") -> socket.socket:
     return connection
 
 
-class Answer:
+class RawAnswer:
     """An answer as its pieces come. `status` is 0 until the head is there; `data` is head and body."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Answer:
             self.whole = self.data.endswith(_LAST_CHUNK)
 
 
-class Exchange:
+class HttpConnection:
     """A client with one connection and at most one request under way, registered at `selector` with itself as data.
 
     The connection is gone, and `connected` False, where the server has ended it: then no answer comes.
@@ -92,7 +92,7 @@ class Exchange:
         self._socket: socket.socket | None = None
         self._awaits = selectors.EVENT_READ
         self._request = b""
-        self.answer = Answer()
+        self.answer = RawAnswer()
 
     @property
     def connected(self) -> bool:
@@ -100,7 +100,7 @@ class Exchange:
 
     def send(self, request: bytes) -> None:
         """Begin a request, on a new connection where there is none. Raises OSError without a free local port."""
-        self.answer, self._request = Answer(), request
+        self.answer, self._request = RawAnswer(), request
         if self._socket is None:
             self._socket = dial(self._address, self._source)
             self._awaits = selectors.EVENT_READ

@@ -156,9 +156,9 @@ def traffic(client: SyncRedis) -> dict[str, float]:
     stats: Any = client.info("stats")
     commands: Any = client.info("commandstats")
     calls = {name: commands.get(f"cmdstat_{name}", {"calls": 0, "usec": 0}) for name in SENT}
-    everything = sum(one["calls"] for one in commands.values())
+    everything = sum(command["calls"] for command in commands.values())
     return {
-        "sent": sum(one["calls"] for one in calls.values()),
+        "sent": sum(call["calls"] for call in calls.values()),
         "all": everything,
         "script_us": calls["evalsha"]["usec"] + calls["eval"]["usec"],
         "in": stats["total_net_input_bytes"],

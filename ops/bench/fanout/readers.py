@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from ops.bench.fanout.leaders import TOKENS, TOOL, Load, Ring
+from ops.bench.fanout.leaders import TOKENS, TOOL, Ring, StreamLoad
 from ops.harness.client import CHAT
-from ops.harness.exchange import Address, Answer
+from ops.harness.exchange import Address, RawAnswer
 from ops.harness.program import Summary, summarise
 
 _PLACE = re.compile(rb"id: [^:\n]*:(\d+)\.")
@@ -67,7 +67,7 @@ class Arrivals:
 class Reader:
     """One client: asks, reads to the end of the answer, asks again on the same connection."""
 
-    def __init__(self, number: int, address: Address, path: str, load: Load, ring: Ring) -> None:
+    def __init__(self, number: int, address: Address, path: str, load: StreamLoad, ring: Ring) -> None:
         self._number = number
         self._path = path
         self._load = load
@@ -193,9 +193,9 @@ def overhead_ms(address: Address, ring_path: Path, requests: int, tokens: int) -
     return summarise(times)
 
 
-def _read(connection: socket.socket) -> Answer:
+def _read(connection: socket.socket) -> RawAnswer:
     """One answer, whose head is looked through for its length alone: else the client would be measured."""
-    answer = Answer()
+    answer = RawAnswer()
     while not answer.whole:
         piece = connection.recv(65536)
         if not piece:
@@ -207,7 +207,7 @@ def _read(connection: socket.socket) -> Answer:
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
-def read(address: Address, ring: Path, load: Load, seconds: float) -> dict[str, Any]:
+def read(address: Address, ring: Path, load: StreamLoad, seconds: float) -> dict[str, Any]:
     """Say `begin` when every client is served; what they saw in so many seconds after that."""
     times = Ring(ring, load.clients)
     return serve_all(lambda number: Reader(number, address, CHAT, load, times), load.clients, seconds)

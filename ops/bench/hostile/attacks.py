@@ -25,7 +25,7 @@ import click
 from control import access
 from control.redis.connection import connect
 from ops.bench.fanout.fanout import api, wait_for_end, wait_for_model
-from ops.bench.fanout.leaders import Load, lead
+from ops.bench.fanout.leaders import StreamLoad, lead
 from ops.bench.fanout.readers import read
 from ops.common.waiting import NotInTime, until
 from ops.harness.client import CHAT, COMPLETIONS
@@ -57,7 +57,7 @@ Tried = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ApiTarget:
     """The API process under attack. `key` is one of the farm's, `spare` a client number that no polite stream has."""
 
     address: Address
@@ -108,7 +108,7 @@ def status(connection: socket.socket) -> int:
 
 # --- attacks ----------------------------------------------------------------------------------------------------------
 
-Attack = Callable[[Target], Tried]
+Attack = Callable[[ApiTarget], Tried]
 
 
 def _post(
@@ -117,14 +117,14 @@ def _post(
     return lambda target: (times, sum(target.post(path, body, *lines) in statuses for _ in range(times)))
 
 
-def _bytes(make: Callable[[Target], bytes], expected: int) -> Attack:
+def _bytes(make: Callable[[ApiTarget], bytes], expected: int) -> Attack:
     return lambda target: (1, int(target.send(make(target)) == expected))
 
 
-def _opened(count: int, data: Callable[[Target], bytes], *statuses: int) -> Attack:
+def _opened(count: int, data: Callable[[ApiTarget], bytes], *statuses: int) -> Attack:
     """So many connections at once, which begin and never end."""
 
-    def attack(target: Target) -> Tried:
+    def attack(target: ApiTarget) -> Tried:
         with ExitStack() as stack:
             connections = [stack.enter_context(target.connect()) for _ in range(count)]
             for connection in connections:
@@ -134,12 +134,12 @@ def _opened(count: int, data: Callable[[Target], bytes], *statuses: int) -> Atta
     return attack
 
 
-def _stalled(target: Target, *lines: str) -> bytes:
+def _stalled(target: ApiTarget, *lines: str) -> bytes:
     """A body that comes nearly whole: refused when it is too slow, or when it gives way."""
     return target.head(CHAT, f"content-length: {4 * MIB}", *lines) + b"\r\n" + b" " * (4 * MIB - 100)
 
 
-def _pipelined(target: Target) -> Tried:
+def _pipelined(target: ApiTarget) -> Tried:
     """A hundred thousand requests in one piece: a few are answered, and the connection ends."""
     answers = b""
     with target.connect() as connection, suppress(OSError):
@@ -149,7 +149,7 @@ def _pipelined(target: Target) -> Tried:
     return 1, int(0 < answers.count(b"HTTP/1.1 200") <= 100)
 
 
-def _cancelled(target: Target) -> Tried:
+def _cancelled(target: ApiTarget) -> Tried:
     """Streams whose client leaves as soon as they were asked for: none of them is followed any more."""
     before = target.followed
     message = {"role": "user", "content": f"stream {target.spare}"}
@@ -199,17 +199,17 @@ SLOW: dict[str, Attack] = {
 def attack_all(address: Address, key: str, spare: int, seconds: float) -> dict[str, Tried]:
     """Every attack in turn, again and again, for so many seconds."""
     os.nice(10)  # the polite clients share its cores: it must not be what they wait for
-    target = Target(address, key, spare)
+    target = ApiTarget(address, key, spare)
     end = time.monotonic() + seconds
     with ThreadPoolExecutor() as pool:
-        slow = [pool.submit(_repeated, target, {name: one}, end) for name, one in SLOW.items()]
+        slow = [pool.submit(_repeated, target, {name: attack}, end) for name, attack in SLOW.items()]
         tried = _repeated(target, QUICK, end)
-        for one in slow:
-            tried |= one.result()
+        for future in slow:
+            tried |= future.result()
     return tried
 
 
-def _repeated(target: Target, attacks: dict[str, Attack], end: float) -> dict[str, Tried]:
+def _repeated(target: ApiTarget, attacks: dict[str, Attack], end: float) -> dict[str, Tried]:
     """Each at least once, then again until the time is over."""
     attempts = Counter[str]()
     refused = Counter[str]()
@@ -228,8 +228,8 @@ def _repeated(target: Target, attacks: dict[str, Attack], end: float) -> dict[st
 
 def measure(own: set[int], others: set[int], clients: int, seconds: float, runs: int) -> list[Figure]:
     """So many pairs of runs of the polite streams, with and without attacks."""
-    polite = Load(clients, REPLICAS, RATE, TOKENS)
-    served = Load(clients + 1, REPLICAS, RATE, TOKENS)  # with the attackers' client, whose number comes last
+    polite = StreamLoad(clients, REPLICAS, RATE, TOKENS)
+    served = StreamLoad(clients + 1, REPLICAS, RATE, TOKENS)  # with the attackers' client, whose number comes last
     calm = list[float]()
     disturbed = list[float]()
     memory = list[float]()

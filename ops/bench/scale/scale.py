@@ -71,12 +71,12 @@ def _scripts(client: SyncRedis, lease: Lease, size: Size, calls: int) -> list[Fi
     figures = list[Figure]()
     click.echo(head())
     loop = control_loop(clock, CONTROL_MS)
-    clock.spent.clear()
+    clock.times_ms.clear()
     for _ in range(calls):
         clock.run(loop)
-    click.echo(row("control: a loop without keys", clock.spent))
-    named = Acts(client, clock, lease, size).named()
-    for name, (act, part) in named.items():
+    click.echo(row("control: a loop without keys", clock.times_ms))
+    acts = Acts(client, clock, lease, size).by_name()
+    for name, (act, part) in acts.items():
         figures += timed(clock, name, act, max(5, calls // part), SCRIPT_MS)
     clock.close()
     return figures
@@ -100,7 +100,7 @@ def _of_processes(client: SyncRedis, url: str, size: Size) -> list[Figure]:
     turn = _each("a placement turn", turns, 1)
     _each("an unsettled placement turn", unsettled, 1)
     first = _each("the second of the api process that acts for all", seconds[:1], 1)
-    others = sum(one.thread for one in seconds[1:])
+    others = sum(second.thread for second in seconds[1:])
     if others:
         _each("the second of each other api process", seconds[1:], 1)
     return [
@@ -112,10 +112,10 @@ def _of_processes(client: SyncRedis, url: str, size: Size) -> list[Figure]:
 
 def _each(name: str, rounds: Sequence[Round], parts: float) -> float:
     """Tell what one of the parts of a round takes; returns the server's ms."""
-    thread = mean(one.thread for one in rounds) / parts
-    wall = mean(one.wall for one in rounds) / parts
-    commands = sum(one.commands for one in rounds) / len(rounds) / parts
-    longest = max(one.wall for one in rounds) / parts
+    thread = mean(each.thread for each in rounds) / parts
+    wall = mean(each.wall for each in rounds) / parts
+    commands = sum(each.commands for each in rounds) / len(rounds) / parts
+    longest = max(each.wall for each in rounds) / parts
     click.echo(
         f"{name}: {commands:.0f} commands, {thread:.2f} ms of the server's thread, {wall:.0f} ms in all "
         f"(longest {longest:.0f})"

@@ -111,9 +111,9 @@ def kill_with_large_logs(target: Target, random: random.Random) -> str:
     kinds = [Large.draw(random) for _ in range(KINDS)]
     undisturbed = recorded(target, kinds, random)
     count = -(-target.log_entries // len(kinds[0].delivered))
-    chosen = [kinds[number % KINDS] for number in range(count)]
-    with enqueued(target, chosen, random) as rids:
-        target.proved(lambda: under_way(client, model, rids, chosen), f"{count} requests run, and some go on")
+    requests = [kinds[number % KINDS] for number in range(count)]
+    with enqueued(target, requests, random) as rids:
+        target.proved(lambda: under_way(client, model, rids, requests), f"{count} requests run, and some go on")
         pid = target.rank_pid(0)
         epoch = target.epoch()
         entries = sum(lengths(client, model, rids))
@@ -122,16 +122,18 @@ def kill_with_large_logs(target: Target, random: random.Random) -> str:
         target.send(pid, signal.SIGKILL)
         proof = replaced(target, 0, pid, epoch)
         ended(target, rids)
-        for rid, large in zip(rids, chosen, strict=True):
+        for rid, large in zip(rids, requests, strict=True):
             log = whole(client, model, rid)
             if why := wrong(log, large.delivered, undisturbed[kinds.index(large)]):
                 raise Harm(f"the log of request {rid} is not exact: {why}")
     return f"{proof}; {entries} entries of {count} requests"
 
 
-def under_way(client: SyncRedis, model: str, rids: Sequence[str], chosen: Sequence[Large]) -> bool:
+def under_way(client: SyncRedis, model: str, rids: Sequence[str], requests: Sequence[Large]) -> bool:
     """True if the leader has all requests and continues enough of them."""
-    grown = [length > len(large.delivered) for large, length in zip(chosen, lengths(client, model, rids), strict=True)]
+    grown = [
+        length > len(large.delivered) for large, length in zip(requests, lengths(client, model, rids), strict=True)
+    ]
     return sum(grown) >= UNDER_WAY * len(rids) and "queued" not in states(client, model, rids)
 
 
