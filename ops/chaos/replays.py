@@ -13,15 +13,13 @@ from pathlib import Path
 import msgspec
 
 from control.errors import RequestNotFound
-from control.keys import ModelKeys
 from control.records import catalog
-from control.redis.connection import optional_text, read, run
-from control.requests.token_log import read_pages
 from control.requests.upkeep.replay import KeptRequest, differences, find_kept, replay
 from ops.chaos.errors import ChaosError
 from ops.chaos.load import Checked, Load, questions
 from ops.chaos.system.target import Target
 from ops.common.sabotage import Sabotage
+from ops.harness.farm import log_of, states
 
 KEEP_S = 86_400
 """Time for which requests of the run are kept."""
@@ -157,7 +155,7 @@ def _kept(target: Target, rids: Sequence[str], count: int) -> tuple[list[KeptReq
 def _compare_all(target: Target, requests: Sequence[KeptRequest], outcome: ReplayTotals) -> None:
     """AT_ONCE run together; each is compared when it has ended."""
     client = target.client
-    keys = ModelKeys(target.spec.name)
+    model = target.spec.name
     waiting = deque(requests)
     running = dict[str, KeptRequest]()
     until = time.monotonic() + WITHIN_S
@@ -170,9 +168,9 @@ def _compare_all(target: Target, requests: Sequence[KeptRequest], outcome: Repla
             running[copy] = waiting.popleft()
             replay(client, running[copy], copy)
         for copy, first in list(running.items()):
-            if run(client, read("HGET", keys.request(copy), "state", parse=optional_text)) in ("queued", "running"):
+            if states(client, model, [copy])[0] in ("queued", "running"):
                 continue
-            entries = [entry for page in read_pages(client, target.spec.name, copy) for entry in page]
+            entries = log_of(client, model, copy)
             outcome.requests += 1
             outcome.tokens += sum(entry.token is not None for entry in entries)
             outcome.differing += [f"{first.rid}: {difference}" for difference in differences(first, entries)]

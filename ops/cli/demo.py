@@ -18,14 +18,13 @@ from pathlib import Path
 
 import httpx
 
-from control.placement import farm
 from control.process import child_environment
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from control.replicas import health
-from control.settings import keeps_standby
 from ops.cli.run.answer import StreamedAnswer
 from ops.common.waiting import NotInTime, until
+from ops.harness.farm import has_standby
 
 QUESTIONS = ("What is a poisoned replica?", "Count from 1 to 20.")
 STRUCK = "Count from 1 to 100."
@@ -143,11 +142,11 @@ def survive(address: str, data: Path, rank: int) -> bool:
 
 def wait_for_standby(client: SyncRedis) -> None:
     """Wait until the standby process is ready to replace a rank: after a start it imports its libraries."""
-    if not keeps_standby() or farm.standbys(client) == ["ready"]:
+    if has_standby(client):
         return
     print("(waiting until the standby process has imported its libraries)\n", flush=True)
     with suppress(NotInTime):  # the strike then costs a little more
-        until(lambda: farm.standbys(client) == ["ready"], "the standby is ready", STANDBY_LIMIT_S)
+        until(lambda: has_standby(client), "the standby is ready", STANDBY_LIMIT_S)
 
 
 if __name__ == "__main__":

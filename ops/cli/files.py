@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -16,7 +15,7 @@ from control.cache import KINDS, Entry
 from control.errors import ModelFilesError
 from control.sizes import in_words
 from ops.cli.progress import Stage, Waiting
-from ops.cli.tables import echo_line, echo_list, json_option
+from ops.cli.tables import echo_line, echo_list, json_option, utc
 from worker.repository.download_progress import Downloaded
 from worker.repository.local_models import CachedModel, cached_models, remove
 from worker.repository.source import Download, cache_folder, on_this_host
@@ -56,14 +55,14 @@ def list_models(as_json: bool) -> None:
 COLUMNS: dict[str, Callable[[CachedModel], str]] = {
     "NAME": lambda model: model.name,
     "SIZE": lambda model: in_words(model.bytes),
-    "LAST USE": lambda model: _when(model),
+    "LAST USE": lambda model: utc(model.used_at),
     "FILES": lambda model: "all" if model.complete else "incomplete",
 }
 
 
 def _model_described(model: CachedModel) -> dict[str, Any]:
     about = {"name": model.name, "path": str(model.path), "bytes": model.bytes}
-    return about | {"used_at": _when(model), "complete": model.complete}
+    return about | {"used_at": utc(model.used_at), "complete": model.complete}
 
 
 @click.command(short_help="Delete downloaded models.")
@@ -82,10 +81,6 @@ def rm(names: Sequence[str]) -> None:
         except OSError as error:
             raise ModelFilesError(f"{models[name].path} can't be deleted: {error}") from error
         echo_line(f"{name} deleted, {in_words(models[name].bytes)} freed")
-
-
-def _when(used: CachedModel | Entry) -> str:
-    return datetime.fromtimestamp(used.used_at, UTC).isoformat(timespec="seconds")
 
 
 # --- the cache --------------------------------------------------------------------------------------------------------
@@ -113,19 +108,14 @@ def list_entries(as_json: bool) -> None:
 ENTRY_COLUMNS: dict[str, Callable[[Entry], str]] = {
     "KIND": lambda entry: entry.kind,
     "SIZE": lambda entry: in_words(entry.bytes),
-    "LAST USE": lambda entry: _when(entry),
+    "LAST USE": lambda entry: utc(entry.used_at),
     "NAME": lambda entry: entry.name,
 }
 
 
 def _entry_described(entry: Entry) -> dict[str, Any]:
-    return {
-        "kind": entry.kind,
-        "name": entry.name,
-        "path": str(entry.path),
-        "bytes": entry.bytes,
-        "used_at": _when(entry),
-    }
+    about = {"kind": entry.kind, "name": entry.name, "path": str(entry.path), "bytes": entry.bytes}
+    return about | {"used_at": utc(entry.used_at)}
 
 
 @cache.command()

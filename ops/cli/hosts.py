@@ -141,13 +141,8 @@ def drain_replica(client: SyncRedis, model: str, replica: str, no_wait: bool) ->
     parts = farm.drain_replica(client, model, replica)
     echo_line(f"{model}:{replica}: drains.")
     while not no_wait and replica in run(client, catalog.replicas(model)):
-        again = [
-            assignment
-            for host, _ in parts
-            for assignment in farm.assignments(client, host)
-            if assignment.replica == replica
-        ]
-        if not any(assignment.withdrawn and assignment.spec.name == model for assignment in again):
+        again = [part for host, _ in parts for part in farm.assignments(client, host) if part.replica == replica]
+        if not any(part.withdrawn and part.spec.name == model for part in again):
             break  # its name has gone to its successor
         time.sleep(TICK_S)
     if not no_wait:
@@ -161,10 +156,7 @@ def _describe(client: SyncRedis, assignment: Assignment) -> str:
         return f"{model}:{replica} " + (
             "waits for its successor" if assignment.spec.surge else "stops before its successor starts (--in-place)"
         )
-    state = next(
-        (candidate.state for candidate in health.overview(client, model).replicas if candidate.replica == replica),
-        "gone",
-    )
+    state = next((row.state for row in health.overview(client, model).replicas if row.replica == replica), "gone")
     return f"{model}:{replica} {state}"
 
 

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 
 import click
 import msgspec
@@ -21,11 +20,10 @@ from control.operations.options import connect_to_farm, redis_option
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
-from control.requests import DeadLetter
 from control.requests.upkeep.replay import TENANT, Difference, KeptRequest, differences, find_kept, fingerprints
 from control.requests.upkeep.replay import replay as compute_again
 from control.requests.upkeep.running import OpenRequest, bare_id, life_of
-from ops.cli.tables import duration, echo_json, echo_line, echo_list, json_option
+from ops.cli.tables import duration, echo_json, echo_line, echo_list, json_option, utc
 
 MOST = 1_000
 
@@ -120,7 +118,7 @@ def list_dead(model: str, as_json: bool, redis_url: str | None) -> None:
     if not letters:
         echo_line(f"No dead letters of '{model}'.")
     for letter in letters:
-        echo_line(f"{_when(letter)}  {letter.rid}  {letter.prompt_tokens:>7}  {letter.cause}")
+        echo_line(f"{utc(letter.at_ms / 1000)}  {letter.rid}  {letter.prompt_tokens:>7}  {letter.cause}")
 
 
 @dead.command(name="show")
@@ -162,10 +160,6 @@ def drop(model: str, rid: str, redis_url: str | None) -> None:
     client = connect_to_farm(redis_url)
     run(client, control_requests.drop_letter(model, control_requests.dead_letter(client, model, rid)))
     echo_line(f"{rid} is dropped.")
-
-
-def _when(letter: DeadLetter) -> str:
-    return datetime.fromtimestamp(letter.at_ms / 1000, UTC).isoformat(timespec="seconds")
 
 
 # --- replays ----------------------------------------------------------------------------------------------------------

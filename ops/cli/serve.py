@@ -172,16 +172,9 @@ def build_specs(
             raise SettingsError("--name and --gguf are for one model; --models offers each under its own name")
         options.pop("gguf", None)
         specs += [
-            build_spec(
-                local_model.source,
-                name=local_model.name,
-                gguf=local_model.gguf,
-                replicas="0..1",
-                idle_s=idle_s,
-                **options,
-            )
+            build_spec(entry.source, name=entry.name, gguf=entry.gguf, replicas="0..1", idle_s=idle_s, **options)
             for folder in folders
-            for local_model in local_models(folder)
+            for entry in local_models(folder)
         ]
     names = [spec.name for spec in specs]
     if twice := sorted({model_name for model_name in names if names.count(model_name) > 1}):

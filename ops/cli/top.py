@@ -28,8 +28,8 @@ _STYLES = {"loaded": "green", "failed": "bold red", "poisoned": "red", "recoveri
 
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`pending_ms`: the age of its command. `slow`: other ranks of its group wait for it, in most of their
-    forwards, or in a long command in which it got on since the last reading and another rank did not."""
+    """`pending_ms`: the age of its command. `slow`: the other ranks of its group wait for it, either in most of their
+    forwards, or in a long command: since the last reading it made progress there, and another rank made none."""
 
     rank: int
     device: str

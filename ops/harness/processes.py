@@ -33,7 +33,7 @@ def split_cores() -> tuple[set[int], set[int]]:
     return {first}, set(others)
 
 
-class MeasuredProcess:
+class Process:
     """A `python -m` process on some cores, with its standard output at hand; `text` is its standard input."""
 
     def __init__(
@@ -85,8 +85,8 @@ class MeasuredProcess:
 @contextmanager
 def running(
     cores: set[int], module: str, *arguments: str, environment: Mapping[str, str] | None = None, text: str = ""
-) -> Generator[MeasuredProcess]:
-    part = MeasuredProcess(cores, module, arguments, environment or {}, text)
+) -> Generator[Process]:
+    part = Process(cores, module, arguments, environment or {}, text)
     try:
         yield part
     finally:
@@ -98,7 +98,7 @@ def running(
 
 
 @contextmanager
-def calling(cores: set[int], function: Callable[..., object], **arguments: object) -> Generator[MeasuredProcess]:
+def calling(cores: set[int], function: Callable[..., object], **arguments: object) -> Generator[Process]:
     """A function in a process of its own, on some cores. What it returns is the last line of its output.
 
     Its arguments, passwords among them, are in no command line.
@@ -172,7 +172,7 @@ def _processor_s(pid: int) -> float:
 
 @contextmanager
 def looking(look: Callable[[], object], every_s: float) -> Generator[None]:
-    """Call `look` again and again, from a thread; an OSError ends that, as of a process that has ended."""
+    """Call `look` again and again from a thread, until the end or an OSError, such as that of an ended process."""
     over = threading.Event()
 
     def run() -> None:

@@ -9,7 +9,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -132,6 +132,11 @@ def figures_table(figures: Sequence[Figure]) -> str:
         verdict = "holds" if figure.holds else "MISSED"
         lines.append(f"{figure.name:<48}{_number(figure.measured, figure.unit):>14}{limit:>16}  {verdict}")
     return "\n".join(lines)
+
+
+def table_row(title: str, cells: Iterable[object], title_width: int, width: int) -> str:
+    """One line of a table: its title to the left, then cells of one width to the right."""
+    return f"{title:<{title_width}}" + "".join(f"{cell:>{width}}" for cell in cells)
 
 
 def _number(value: float, unit: str) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
 from typing import Annotated
 
@@ -18,9 +16,8 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from ops.bench.control.stepping import MODEL, Clocked, Forwards, Metronome, Turn, hashing, load_command, stepping, timed
 from ops.demo import MODEL_DIR
-from ops.harness.farm import traffic
+from ops.harness.farm import private_redis, traffic
 from ops.harness.program import Figure, benchmark, run
-from ops.local.embedded import EmbeddedServer
 from worker.engine.step import Step
 from worker.leader.serving import REPEAT_WITHIN_S
 
@@ -47,15 +44,13 @@ def control(
     """
     click.echo(f"{steps} steps each, medians")
     figures: list[Figure] = []
-    with tempfile.TemporaryDirectory(prefix="furrow-bench-") as folder, EmbeddedServer(Path(folder)) as url:
-        client = connect(url)
+    with private_redis() as (_, url), connect(url) as client:
         for ranks in tp:
             click.echo(f"ranks: {ranks}; a step that costs nothing, nothing overlapped")
             figures += [alone(client, url, rows, steps, ranks) for rows in ALONE_MS]
             click.echo(f"ranks: {ranks}; beside a step of {1000 * STEP_S:g} ms")
             figures += [beside(url, rows, steps, ranks) for rows in ALONE_MS]
         figures.append(outside(url, steps))
-        client.close()
     return figures
 
 
@@ -87,7 +82,7 @@ def beside(url: str, rows: int, steps: int, tp: int) -> Figure:
     """Print what Redis adds to a step that has work to do.
 
     Added are the loop's waits, sending included, and what the server's work takes from the step's: that is timed with
-    and without it in turns, so that a change of the machine's mood meets both. With several ranks a command has as
+    and without it in turns, so that a change of the machine's speed affects both. With several ranks a command has as
     many steps as on a farm, and its figures are shared out among them.
     """
     work = hashing(STEP_S)

@@ -266,7 +266,7 @@ class BatchComparison:
 
 
 def compare(engines: dict[str, Decoder], prompts: list[list[int]], tokens: int, rounds: int) -> BatchComparison:
-    """All engines in turns, so that a change of the machine's mood meets all; a first round is not counted."""
+    """All engines in turns, so that a change of the machine's speed affects all; the first round is not counted."""
     runs = [{name: engine.decode(prompts, tokens) for name, engine in engines.items()} for _ in range(rounds + 1)]
     timed: dict[str, Timed] = {}
     for name in engines:

@@ -7,7 +7,6 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import click
@@ -18,10 +17,9 @@ from ops.bench.fanout.leaders import MODEL, StreamLoad, lead
 from ops.bench.fanout.readers import WARM_UP, overhead_ms, read
 from ops.common.waiting import until
 from ops.harness.exchange import Address
-from ops.harness.farm import HOST, NOBODY_REFUSED, part_environment, say
-from ops.harness.processes import MeasuredProcess, Meter, calling, looking, resident, running, split_cores
+from ops.harness.farm import HOST, NOBODY_REFUSED, part_environment, private_redis, say
+from ops.harness.processes import Meter, Process, calling, looking, resident, running, split_cores
 from ops.harness.program import Figure, Outcome, Summary, benchmark, run
-from ops.local.embedded import EmbeddedServer
 from ops.local.ready import get
 
 TOKENS_PER_S = 20_000
@@ -87,13 +85,11 @@ def fanout(
     full = StreamLoad(clients, replicas, rate, tokens)
     half = replace(full, rate=rate / 2)
     calls = replace(full, calls=True)
-    with TemporaryDirectory(prefix="furrow-bench-") as folder:
-        scratch = Path(folder)
-        loads = [("half load", half, seconds), ("full load", full, 60 * minutes or seconds), ("calls", calls, seconds)]
-        loads = loads if only is None else []
-        with EmbeddedServer(scratch / "redis") as url, api(own, url) as (part, address):
-            reports = [streams(others, scratch, url, part, address, *each) for each in loads]
-            overhead = whole(others, scratch, url, part, address, requests) if requests else None
+    loads = [("half load", half, seconds), ("full load", full, 60 * minutes or seconds), ("calls", calls, seconds)]
+    loads = loads if only is None else []
+    with private_redis() as (folder, url), api(own, url) as (part, address):
+        reports = [streams(others, folder, url, part, address, *each) for each in loads]
+        overhead = whole(others, folder, url, part, address, requests) if requests else None
     return Outcome(figures(reports, overhead), {"loads": reports, "overhead_ms": overhead})
 
 
@@ -124,7 +120,7 @@ def _of_streams(half: StreamReport, full: StreamReport, calls: StreamReport) -> 
 @contextmanager
 def api(
     cores: set[int], redis_url: str, *more: str, environment: Mapping[str, str] | None = None
-) -> Generator[tuple[MeasuredProcess, Address]]:
+) -> Generator[tuple[Process, Address]]:
     """One API process, with `environment` added to its own, and where it listens."""
     port = free_port(HOST, 0)
     arguments = ["--host", HOST, "--port", str(port), "--max-queued", "100000", *NOBODY_REFUSED, *more]
@@ -136,7 +132,7 @@ def streams(
     others: set[int],
     folder: Path,
     redis_url: str,
-    part: MeasuredProcess,
+    part: Process,
     address: Address,
     name: str,
     load: StreamLoad,
@@ -154,9 +150,7 @@ def streams(
     return report
 
 
-def whole(
-    others: set[int], folder: Path, redis_url: str, part: MeasuredProcess, address: Address, requests: int
-) -> Summary:
+def whole(others: set[int], folder: Path, redis_url: str, part: Process, address: Address, requests: int) -> Summary:
     """The time of answers that are not streamed, without their leader's time."""
     load = StreamLoad(1, 1, 1.0, WHOLE_TOKENS)
     with calling(others, lead, ring=folder / "whole", redis_url=redis_url, load=load, whole=True) as leading:

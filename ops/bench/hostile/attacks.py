@@ -15,14 +15,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 
 from control import access
+from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from ops.bench.fanout.fanout import api, wait_for_end, wait_for_model
 from ops.bench.fanout.leaders import StreamLoad, lead
@@ -30,10 +29,9 @@ from ops.bench.fanout.readers import read
 from ops.common.waiting import NotInTime, until
 from ops.harness.client import CHAT, COMPLETIONS
 from ops.harness.exchange import Address
-from ops.harness.farm import say
+from ops.harness.farm import private_redis, say
 from ops.harness.processes import MIB, calling, looking, resident
 from ops.harness.program import Figure
-from ops.local.embedded import EmbeddedServer
 from ops.local.ready import get
 
 LATER_MS = 100.0
@@ -235,10 +233,9 @@ def measure(own: set[int], others: set[int], clients: int, seconds: float, runs:
     memory = list[float]()
     tried = list[dict[str, Tried]]()
     with (
-        TemporaryDirectory(prefix="furrow-bench-") as folder,
-        EmbeddedServer(Path(folder) / "redis") as url,
+        private_redis() as (folder, url),
         api(own, url, "--header-timeout", str(HEADER_TIMEOUT_S)) as (part, address),
-        calling(others, lead, ring=(ring := Path(folder) / "ring"), redis_url=url, load=served),
+        calling(others, lead, ring=(ring := folder / "ring"), redis_url=url, load=served),
     ):
 
         def lateness() -> float:
@@ -250,7 +247,8 @@ def measure(own: set[int], others: set[int], clients: int, seconds: float, runs:
             return arrivals["p999_ms"]
 
         wait_for_model(address)
-        key = _key(url)
+        with connect(url) as client:
+            key = new_key(client)
         for turn in range(1, runs + 1):
             say(f"run {turn} of {runs}: {clients} streams for {seconds:g} s, then again with attacks")
             calm.append(lateness())
@@ -280,8 +278,8 @@ def figures(
     return judged
 
 
-def _key(redis_url: str) -> str:
-    with connect(redis_url) as client:
-        key, secret = access.mint()
-        access.create(client, key)
-        return secret
+def new_key(client: SyncRedis, tenant: str = "") -> str:
+    """The secret of a new API key."""
+    key, secret = access.mint(name=tenant, tenant=tenant)
+    access.create(client, key)
+    return secret

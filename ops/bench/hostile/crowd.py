@@ -32,8 +32,8 @@ BURST_PAUSE_S = 0.5
 BURST_TOKENS = 2
 LOOP_TOKENS = 1
 WAITING_TOKENS = 4
-AT_THE_DOOR = 600
-"""Waiting streams without response headers: an API process that still answers is not asked by all at once."""
+MOST_PENDING = 600
+"""Streams that may wait for their response headers at a time; the others are sent later."""
 WAIT_WITHIN_S = 60.0
 """After this time a crowd that is to wait sends no more, and the row says how many wait."""
 AGAIN_S = 0.5
@@ -144,7 +144,7 @@ class Crowd:
         while not self._stopped():
             if not began and time.monotonic() > until:
                 due.clear()
-            while due and due[0][0] <= time.monotonic() and len(pending) < AT_THE_DOOR:
+            while due and due[0][0] <= time.monotonic() and len(pending) < MOST_PENDING:
                 _, client = due.popleft()
                 self._send(client, WAITING_TOKENS, stream=True)
                 pending.add(client)
@@ -179,7 +179,7 @@ class Crowd:
 
     def _request(self, number: int, tokens: int, *, stream: bool) -> bytes:
         model = self._models[number % len(self._models)]
-        return chat(self._address, self._key, model, number, tokens, stream=stream)
+        return chat(self._address, model, number, tokens, stream=stream, key=self._key)
 
     def _send(self, client: HttpConnection, tokens: int, *, stream: bool) -> None:
         client.send(self._request(next(self._numbers), tokens, stream=stream))

@@ -15,12 +15,10 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import click
 
-from control import access
 from control.errors import FurrowError
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, run
@@ -37,10 +35,9 @@ from ops.common.waiting import until
 from ops.harness import program
 from ops.harness.client import CHAT
 from ops.harness.exchange import Address
-from ops.harness.farm import say
-from ops.harness.processes import MeasuredProcess, Meter, calling, split_cores
+from ops.harness.farm import private_redis, say
+from ops.harness.processes import Meter, Process, calling, split_cores
 from ops.harness.program import Figure, Summary, figures_table, percentile, summarise
-from ops.local.embedded import EmbeddedServer
 
 BEYOND_MS = 500.0
 """p99 of the other tenant's first tokens, beyond the p50 of a quiet time."""
@@ -144,9 +141,8 @@ def measure(
     time of each."""
     outcome = HostileResults()
     with (
-        TemporaryDirectory(prefix="furrow-bench-") as folder,
-        EmbeddedServer(Path(folder) / "redis") as url,
-        api(own, url, environment=control.write(Path(folder) / "control") if control else {}) as (part, address),
+        private_redis() as (folder, url),
+        api(own, url, environment=control.write(folder / "control") if control else {}) as (part, address),
         calling(others, lead_noting, redis_url=url) as leading,
         connect(url) as client,
     ):
@@ -175,16 +171,14 @@ def measure(
 class _Farm:
     """Runs rows against one API process."""
 
-    def __init__(
-        self, others: set[int], part: MeasuredProcess, leading: MeasuredProcess, address: Address, client: SyncRedis
-    ) -> None:
+    def __init__(self, others: set[int], part: Process, leading: Process, address: Address, client: SyncRedis) -> None:
         self._others = others
         self._address = address
         self._client = client
         self._leading = leading
         self._api = part
         self._pids = {"api": part.pid, "leaders": leading.pid, "redis": int(client.info("server")["process_id"])}
-        self._attacker, self._other = (_key(client, name) for name in ("attacker", "other"))
+        self._attacker, self._other = (attacks.new_key(client, name) for name in ("attacker", "other"))
         self._first = 0
 
     def quiet(self, seconds: float) -> tuple[NeighbourReport, dict[str, float]]:
@@ -246,7 +240,7 @@ class _Farm:
     def _enqueued(self) -> int:
         return run(self._client, load_of(WAITING)).enqueued
 
-    def _shares(self, neighbour: MeasuredProcess, attacker: dict[str, int]) -> dict[str, float]:
+    def _shares(self, neighbour: Process, attacker: dict[str, int]) -> dict[str, float]:
         """The share of a core that each process takes, until the other tenant has sent all."""
         meter = Meter({**self._pids, "other tenant": neighbour.pid, **attacker})
         began = time.monotonic()
@@ -256,14 +250,14 @@ class _Farm:
         return {**meter.shares(), STARVED: starved}
 
     @contextmanager
-    def _neighbour(self, seconds: float) -> Generator[MeasuredProcess]:
+    def _neighbour(self, seconds: float) -> Generator[Process]:
         asking = {"address": self._address, "key": self._other, "model": MODEL, "seconds": seconds}
         with calling(self._others, ask_and_probe, first=self._first + NUMBERS // 2, **asking) as neighbour:
             neighbour.await_line("begin")
             yield neighbour
 
     @contextmanager
-    def _crowd(self, kind: str, models: Sequence[str], connections: int) -> Generator[MeasuredProcess]:
+    def _crowd(self, kind: str, models: Sequence[str], connections: int) -> Generator[Process]:
         self._first += NUMBERS
         attacking = {"address": self._address, "key": self._attacker, "models": models, "kind": kind}
         with calling(self._others, attack, connections=connections, first=self._first, **attacking) as crowd:
@@ -365,12 +359,6 @@ def _times(report: NeighbourReport) -> str:
 
 def _percentages(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
-
-
-def _key(client: SyncRedis, tenant: str) -> str:
-    key, secret = access.mint(name=tenant, tenant=tenant)
-    access.create(client, key)
-    return secret
 
 
 # --- controls ---------------------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ class Neighbour:
             times = self.report.health_ms
         else:
             number = next(self._numbers)
-            request = chat(self._address, self._key, self._model, number, TOKENS, stream=True)
+            request = chat(self._address, self._model, number, TOKENS, stream=True, key=self._key)
             times = self.report.kept_ms if reused else self.report.fresh_ms
         self._under_way[exchange] = Request(exchange, due, times, stream=stream, keep=keep)
         self.report.late_ms.append(1000 * (time.monotonic() - due))

@@ -265,7 +265,7 @@ async def play(scene: HogScene, farm: PrivateFarm, times: int) -> tuple[dict[str
 
 
 def first_tokens(title: str, answers: list[Answer]) -> Figure:
-    """The slowest of them."""
+    """The slowest first token of the answers."""
     waits = [answer.first_ms - answer.sent_ms for answer in answers if answer.first_ms is not None]
     if waits:
         summary = summarise(waits)

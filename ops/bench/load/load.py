@@ -28,7 +28,7 @@ from control.settings import redis_url_from_environment
 from ops.demo import MODEL_DIR
 from ops.harness.client import Answer, Base, ask, chat, now_ms, prompt, request
 from ops.harness.farm import NOBODY_REFUSED, private_farm, say
-from ops.harness.program import Figure, Outcome, Summary, benchmark, summarise
+from ops.harness.program import Figure, Outcome, Summary, benchmark, summarise, table_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,7 @@ def table(report: ScenarioReport) -> str:
 
 def _row(name: str, *cells: str | float) -> str:
     texts = (f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells)
-    return f"  {name:<16}" + "".join(f"{text:>10}" for text in texts)
+    return table_row(f"  {name}", texts, 18, 10)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -346,9 +346,7 @@ def load(
                 place = url or "", _redis(redis_url), list(models)
             reports.append(asyncio.run(_measure(scenario, *place)))
         click.echo(table(reports[-1]) + "\n")
-    figures = [
-        Figure(f"{scenario_report.scenario}: faults", len(scenario_report.faults), 0) for scenario_report in reports
-    ]
+    figures = [Figure(f"{result.scenario}: faults", len(result.faults), 0) for result in reports]
     return Outcome(figures, {"scenarios": reports})
 
 

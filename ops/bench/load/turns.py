@@ -173,7 +173,8 @@ def fewest_switches(
 
 
 def _best(states: set[tuple[int, int, tuple[int, ...]]]) -> set[tuple[int, int, tuple[int, ...]]]:
-    """Without those that another one of the same time and model has served no fewer requests of any model than."""
+    """Without each state to which another one of the same time and model is equal or better: it has served at least as
+    many requests of every model."""
     best: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for now, model, served in states:
         others = best.setdefault((now, model), [])

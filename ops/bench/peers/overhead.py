@@ -74,7 +74,7 @@ def beside(
 ) -> Figure:
     """Both in turns with so many streams; prints what they did and the farm's traffic. Returns the ratio."""
     pairs: list[tuple[RunFigures, RunFigures]] = []
-    traffic_of_rounds: list[dict[str, float]] = []
+    per_round: list[dict[str, float]] = []
     for turn in range(rounds + 1):
         say(f"{count} streams, " + (f"round {turn} of {rounds}" if turn else "warming up"))
         prompts = random_prompts(f"{turn} {count}", count, prompt, vocabulary)
@@ -87,31 +87,26 @@ def beside(
         after = farm.traffic()
         if turn:
             pairs.append((figures(whole), figures(bare)))
-            traffic_of_rounds.append(
+            per_round.append(
                 {**{name: after[name] - before[name] for name in after}, "commands": farm.commands() - commands}
             )
     ratio = median([farm_did.decode / loop_did.decode for farm_did, loop_did in pairs])
     rates = [median([pair[side].decode for pair in pairs]) for side in (0, 1)]
     click.echo(f"{count} streams: farm {rates[0]:.1f} tok/s, bare loop {rates[1]:.1f} tok/s")
     click.echo(
-        f"  Redis, {_per(traffic_of_rounds, 'commands', 1)} a command of the leader; "
-        f"{_per(traffic_of_rounds, None, count * tokens)} a token"
+        f"  Redis, {_per(per_round, 'commands', 1)} a command of the leader; "
+        f"{_per(per_round, None, count * tokens)} a token"
     )
     return Figure(f"{count} streams: farm / bare loop", ratio, LEAST_ALONE if count == 1 else LEAST, at_least=True)
 
 
-def _per(traffic_of_rounds: list[dict[str, float]], unit: str | None, count: int) -> str:
+def _per(per_round: list[dict[str, float]], unit: str | None, count: int) -> str:
     """Medians over rounds of what was sent and moved, per `unit` or by `count`. Raises Failed where there was none."""
-    totals = [traffic[unit] if unit else count for traffic in traffic_of_rounds]
+    totals = [traffic[unit] if unit else count for traffic in per_round]
     if not all(totals):
         raise Failed("the leader told of no command")
     sent, commands, moved = (
-        median(
-            [
-                sum(traffic[name] for name in names) / total
-                for traffic, total in zip(traffic_of_rounds, totals, strict=True)
-            ]
-        )
+        median([sum(traffic[name] for name in names) / total for traffic, total in zip(per_round, totals, strict=True)])
         for names in (("sent",), ("all",), ("in", "out"))
     )
     return f"{sent:.1f} commands sent and {commands:.0f} run, {moved:.0f} bytes"

@@ -9,11 +9,12 @@ from typing import Any
 from ops.bench.peers.limits import Cost, Machine
 from ops.bench.peers.results import EngineResult, EngineResults
 from ops.bench.peers.runner import Plan
+from ops.harness.program import table_row
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that is told. The first row of the plan is what the others are compared with."""
+    """The results beside the machine's limits. The other rows are compared with the first row of the plan."""
 
     machine: str
     """In words."""
@@ -82,7 +83,7 @@ def table(comparison: Comparison) -> str:
 
 
 def counted(streams: int) -> str:
-    """So many, in words."""
+    """As `1 stream` or `8 streams`."""
     return f"{streams} stream{'s' if streams > 1 else ''}"
 
 
@@ -123,4 +124,4 @@ def _once(comparison: Comparison, result: EngineResult) -> str:
 
 
 def _row(name: str, *cells: str) -> str:
-    return f"  {name:<28}" + "".join(f"{cell:>13}" for cell in cells)
+    return table_row(f"  {name}", cells, 30, 13)

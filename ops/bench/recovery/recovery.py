@@ -21,19 +21,18 @@ import msgspec
 from tokenizers import Tokenizer
 
 from control.clock import now_ms
-from control.keys import ModelKeys, ReplicaKeys
-from control.messages import GenerationRequest, LogEntry, Sampling
+from control.keys import ReplicaKeys
+from control.messages import GenerationRequest, Sampling
 from control.placement import farm
 from control.redis.clients import SyncRedis
-from control.redis.connection import read, run, run_every
+from control.redis.connection import read, run
 from control.replicas import health
 from control.replicas.health import Formation
-from control.requests import Enqueue, enqueue, read_pages
-from control.settings import keeps_standby
+from control.requests import Enqueue, enqueue
 from ops.common.waiting import until
-from ops.harness.farm import DEMO, demo_spec, private_farm, say
+from ops.harness.farm import DEMO, demo_spec, has_standby, log_lengths, log_of, private_farm, say, states
 from ops.harness.models import build
-from ops.harness.program import Figure, Outcome, ShapeOrDemo, benchmark
+from ops.harness.program import Figure, Outcome, ShapeOrDemo, benchmark, table_row
 
 LENGTH = 160
 """Tokens of a request, unless said otherwise."""
@@ -148,11 +147,12 @@ def strike_agent(scene: RecoveryFarm, streams: int) -> AgentStrike:
     adopted = None
     running = list(rids)
     while adopted is None or time.monotonic() - struck_at < OBSERVED_S:
-        lengths, states = _progress(client, rids, running)
+        entries = sum(log_lengths(client, DEMO, rids))
+        ended = [state == "finished" for state in states(client, DEMO, running)]
         now = time.monotonic()
-        if lengths != tokens:
-            tokens, longest, last = lengths, max(longest, now - last), now
-        running = [rid for rid, state in zip(running, states, strict=True) if state != "finished"]
+        if entries != tokens:
+            tokens, longest, last = entries, max(longest, now - last), now
+        running = [rid for rid, over in zip(running, ended, strict=True) if not over]
         new = [submit(client, scene.prompt, len(scene.expected)) for _ in range(streams - len(running))]
         rids, running = rids + new, running + new
         if adopted is None and farm.agents(client).get(host) not in (None, agent):
@@ -170,14 +170,6 @@ def _pids(client: SyncRedis) -> list[int]:
     return [beat.pid if beat is not None else 0 for beat in health.heartbeats(client, DEMO, "r0", 2)]
 
 
-def _progress(client: SyncRedis, rids: list[str], running: list[str]) -> tuple[int, list[str]]:
-    """Entries in the logs of all requests, and the state of those that run."""
-    keys = ModelKeys(DEMO)
-    lengths = run_every(client, [read("XLEN", keys.log(rid), parse=int) for rid in rids])
-    states = run_every(client, [read("HGET", keys.request(rid), "state", parse=str) for rid in running])
-    return sum(lengths), states
-
-
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
@@ -188,12 +180,8 @@ def submit(client: SyncRedis, prompt: list[int], length: int = LENGTH) -> str:
     return run(client, enqueue(Enqueue(rid=uuid.uuid4().hex, model=DEMO, params=params, tenant="bench"))).rid
 
 
-def log_of(client: SyncRedis, rid: str) -> list[LogEntry]:
-    return [entry for page in read_pages(client, DEMO, rid) for entry in page]
-
-
 def log_length(client: SyncRedis, rid: str) -> int:
-    return len(log_of(client, rid))
+    return len(log_of(client, DEMO, rid))
 
 
 def wait_for_length(client: SyncRedis, rid: str, length: int) -> None:
@@ -204,23 +192,22 @@ def finished(client: SyncRedis, rids: list[str]) -> list[list[int | None]]:
     """The tokens of each request, once all have ended."""
 
     def ended(rid: str) -> bool:
-        entries = log_of(client, rid)
+        entries = log_of(client, DEMO, rid)
         return bool(entries) and entries[-1].finish is not None
 
     for rid in rids:
         until(lambda rid=rid: ended(rid), f"the end of request {rid}", LIMIT_S, TICK_S)
-    return [[entry.token for entry in log_of(client, rid)] for rid in rids]
+    return [[entry.token for entry in log_of(client, DEMO, rid)] for rid in rids]
 
 
 def wait_until_whole(client: SyncRedis) -> int:
     """Until every rank is ready in the current epoch, which is returned, and a standby is ready where one is kept."""
-    standby = keeps_standby()
-
-    def whole() -> bool:
-        loaded = health.overview(client, DEMO).state == "loaded"
-        return loaded and (not standby or farm.standbys(client) == ["ready"])
-
-    until(whole, "every rank is ready", LIMIT_S, TICK_S)
+    until(
+        lambda: health.overview(client, DEMO).state == "loaded" and has_standby(client),
+        "every rank is ready",
+        LIMIT_S,
+        TICK_S,
+    )
     return health.read_epoch(client, DEMO, "r0")
 
 
@@ -288,15 +275,13 @@ def poisoned_at(client: SyncRedis, model: str, replica: str, epoch: int) -> int:
 def table(by_fault: dict[str, list[Phases]], targets: dict[str, int] | None) -> str:
     """Medians of each phase per fault, in ms, with the targets below them."""
     names = [field.name for field in fields(Phases)]
-    lines = [f"{'phase, median ms':<18}" + "".join(f"{name:>12}" for name in [*names, "in all"])]
+    lines = [table_row("phase, median ms", [*names, "in all"], 18, 12)]
     for fault, mine in by_fault.items():
-        medians = [
-            round(median(column)) for column in zip(*(astuple(split_phases) for split_phases in mine), strict=True)
-        ]
-        lines.append(f"{fault:<18}" + "".join(f"{value:>12}" for value in [*medians, sum(medians)]))
+        medians = [round(median(column)) for column in zip(*(astuple(phases) for phases in mine), strict=True)]
+        lines.append(table_row(fault, [*medians, sum(medians)], 18, 12))
     if targets is not None:
         values = [targets[name] for name in names]
-        lines.append(f"{'target, killed':<18}" + "".join(f"{value:>12}" for value in [*values, sum(values)]))
+        lines.append(table_row("target, killed", [*values, sum(values)], 18, 12))
     return "\n".join(lines)
 
 
@@ -360,8 +345,8 @@ def figures_of(strikes: dict[str, list[RankStrike]], agents: list[AgentStrike]) 
         ),
         Figure("rank stopped: worst time to find it", max(stopped), DETECTION_LIMIT_S, "s"),
         Figure(
-            "agent killed: longest pause of all streams", max(strike.pause_s for strike in agents), PAUSE_LIMIT_S, "s"
+            "agent killed: longest pause of all streams", max(agent.pause_s for agent in agents), PAUSE_LIMIT_S, "s"
         ),
-        Figure("agent killed: adopted after", max(strike.adopted_s for strike in agents), ADOPTION_LIMIT_S, "s"),
-        Figure("agent killed: ranks or epoch replaced", sum(not strike.same_processes for strike in agents), 0),
+        Figure("agent killed: adopted after", max(agent.adopted_s for agent in agents), ADOPTION_LIMIT_S, "s"),
+        Figure("agent killed: ranks or epoch replaced", sum(not agent.same_processes for agent in agents), 0),
     ]

@@ -41,6 +41,11 @@ async def stream_all(base: Base, count: int, tokens: int, strike: Callable[[], N
     return await asyncio.gather(*running)
 
 
+def count_equal(answers: Sequence[Answer], expected: Sequence[Answer]) -> int:
+    """Answers with the tokens that are expected."""
+    return sum(answer.token_ids == other.token_ids for answer, other in zip(answers, expected, strict=True))
+
+
 class Strikes:
     """The processes of the farm's one replica."""
 
@@ -95,7 +100,7 @@ def survival(
         asyncio.run(stream_all(base, 1, 8, None))
         undisturbed = asyncio.run(stream_all(base, streams, tokens, None))
         again = asyncio.run(stream_all(base, streams, tokens, None))
-        alike = sum(answer.token_ids == repeated.token_ids for answer, repeated in zip(undisturbed, again, strict=True))
+        alike = count_equal(again, undisturbed)
         say(f"{alike} of {streams} streams are the same without a kill")
         for victim, strike in (("engine", strikes.kill_engine), ("leader", strikes.kill_leader)):
             began = time.monotonic()
@@ -105,9 +110,7 @@ def survival(
                 answer.error is None and answer.finish == "length" and len(answer.token_ids) == tokens
                 for answer in answers
             )
-            same = sum(
-                answer.token_ids == expected.token_ids for answer, expected in zip(answers, undisturbed, strict=True)
-            )
+            same = count_equal(answers, undisturbed)
             say(f"{victim} killed: all ended after {seconds:.1f} s; {same} of {streams} equal the undisturbed run")
             for answer in answers:
                 if answer.finish != "length":

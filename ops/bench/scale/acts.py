@@ -189,7 +189,7 @@ class Acts:
             assert not self._clock.run(call).taken
 
     def _repair(self, token: int, outcome: str) -> None:
-        """A page is there, and the API process has another page; its last token there is `token`."""
+        """Redis has one page of the log, the API process has two. The last token of its first page is `token`."""
         [request] = [fresh(next(self._fresh), self._size)]
         there = entries(0, WRITE_ENTRIES)
         run_steps(self._client, requests.enqueue_again(request, there))

@@ -15,7 +15,7 @@ from control.errors import SettingsError
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, Steps, read, run
 from control.scripts import SCRIPTS
-from ops.harness.program import Figure, percentile
+from ops.harness.program import Figure, percentile, table_row
 
 T = TypeVar("T")
 Act = Callable[[int], object]
@@ -93,13 +93,13 @@ def _loop(turns: int) -> Call[int]:
 
 def head() -> str:
     """The line above rows."""
-    return f"{'server time, ms':<48}{'p50':>8}{'p99.9':>8}{'worst':>8}{'calls':>8}"
+    return table_row("server time, ms", ("p50", "p99.9", "worst", "calls"), 48, 8)
 
 
 def row(name: str, milliseconds: Sequence[float]) -> str:
     """One line of the table: p50, p99.9 and worst time of the calls in ms, and their number."""
     values = median(milliseconds), percentile(sorted(milliseconds), 99.9), max(milliseconds)
-    return f"{name:<48}" + "".join(f"{value:>8.2f}" for value in values) + f"{len(milliseconds):>8}"
+    return table_row(name, [*(f"{value:.2f}" for value in values), len(milliseconds)], 48, 8)
 
 
 def timed(clock: ServerClock, name: str, act: Act, times: int, limit: float) -> list[Figure]:
@@ -138,7 +138,7 @@ class Round:
 
 
 def watch(client: SyncRedis, act: Callable[[], object]) -> Round:
-    """Do it, and read what the server logged meanwhile. Nothing else may use the server."""
+    """Call `act`, and read what the server logged meanwhile. Nothing else may use the server."""
     client.config_set("slowlog-max-len", _MOST)
     client.config_set("slowlog-log-slower-than", 0)
     client.slowlog_reset()

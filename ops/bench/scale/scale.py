@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 from statistics import mean
 from typing import Annotated
 
@@ -18,8 +16,8 @@ from ops.bench.scale.acts import Acts, succeed
 from ops.bench.scale.clock import Round, ServerClock, control_loop, figure_of, head, row, sent_by, timed
 from ops.bench.scale.crowd import Size, fill
 from ops.bench.scale.processes import Agents, ApiProcesses
+from ops.harness.farm import private_redis
 from ops.harness.program import Figure, benchmark
-from ops.local.embedded import EmbeddedServer
 from ops.local.server_binary import packaged_server
 from worker.agent.agent import TICK_S
 
@@ -50,8 +48,7 @@ def scale(
     """
     size = Size(entries, running, waiting, tenants, models, agents, apis)
     with (
-        tempfile.TemporaryDirectory() as folder,
-        EmbeddedServer(Path(folder) / "redis", packaged_server()) as url,
+        private_redis(packaged_server()) as (_, url),
         closing(connect(url)) as client,
         closing(connect_blocking(url)) as blocking,
         closing(connect(url)) as heartbeat,
@@ -111,7 +108,7 @@ def _of_processes(client: SyncRedis, url: str, size: Size) -> list[Figure]:
 
 
 def _each(name: str, rounds: Sequence[Round], parts: float) -> float:
-    """Tell what one of the parts of a round takes; returns the server's ms."""
+    """Print the cost of one part of a round; returns the milliseconds of the server's thread."""
     thread = mean(each.thread for each in rounds) / parts
     wall = mean(each.wall for each in rounds) / parts
     commands = sum(each.commands for each in rounds) / len(rounds) / parts

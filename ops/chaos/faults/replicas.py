@@ -21,7 +21,7 @@ from control.messages import GenerationRequest, ModelSpec, Sampling
 from control.operations import desired
 from control.operations.spec import Scale
 from control.records import catalog
-from control.redis.connection import optional_text, read, run
+from control.redis.connection import read, run
 from control.replicas import health
 from control.requests import Enqueue, dead_letters, drop_letter, enqueue
 from ops.chaos.errors import Harm, NoEffect
@@ -121,12 +121,11 @@ def damaged(folder: Path) -> Generator[None]:
 
 def lose(target: Target, model: str, replica: str, folder: Path) -> str:
     """Kill the replica's leader while its files are damaged, until the replica is given up; returns the cause."""
-    keys = ModelKeys(model).replica(replica)
-    beat = run(target.client, read("HGET", keys.heartbeat(0), "pid", parse=optional_text))
+    beat = health.heartbeats(target.client, model, replica, 1)[0]
     if beat is None:
         raise NoEffect(f"the leader of {model} {replica} does not beat")
     with damaged(folder):
-        target.send(int(beat), signal.SIGKILL)
+        target.send(beat.pid, signal.SIGKILL)
         event = f"{model} {replica} is given up"
         detail = target.until(lambda: given_up(target, model, replica), event, START_WITHIN_S)
     if str(folder) not in detail:

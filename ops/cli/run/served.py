@@ -114,8 +114,8 @@ SILENCE_S = 120.0
 
 
 class Silence:
-    """Redis that does not answer is waited for, and an API that does not, or only with 502 to 504, as it or the proxy
-    before it has no farm; the wait has an end."""
+    """Limits the wait for Redis or an API that does not answer. An answer with status 502 to 504 is none: the API
+    or the proxy before it has no farm."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

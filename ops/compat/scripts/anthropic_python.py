@@ -7,15 +7,11 @@ from typing import Any, Literal
 
 import anthropic
 import pydantic
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, check, main, messages_loop, refused, undisturbed
+from checks import ASK, BASE_URL, CITY, KEY, LONG, LOOP, MODEL, check, main, messages_loop, refused, undisturbed
 
 client = anthropic.Anthropic(base_url=BASE_URL.removesuffix("/v1"), api_key=KEY, max_retries=0, timeout=60)
 GREEDY = {"temperature": 0}
-ASK: Any = [{"role": "user", "content": "What is a poisoned replica?"}]
-WEATHER: Any = {
-    "name": "get_weather",
-    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-}
+WEATHER: Any = {"name": "get_weather", "input_schema": CITY}
 
 
 def ask(**fields: Any) -> Any:

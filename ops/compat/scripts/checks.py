@@ -31,6 +31,11 @@ FAULTS = {"stopped leader": "pause", "killed leader": "kill"}
 LOOP = "two turns and a tool loop, default settings"
 ORDERED = "a tool call, its result, and a second turn"
 """The check of an agent on the model that takes orders."""
+ASK: Any = [{"role": "user", "content": "What is a poisoned replica?"}]
+CITY: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+"""The parameters of the tool `get_weather`."""
+WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
+"""The tool, as chat completions have it."""
 TURNS = ("What is the weather in Paris?", "What is 2 + 3?")
 ROUNDS = 4
 """Answers that a turn may take: calls of tools, then the text."""

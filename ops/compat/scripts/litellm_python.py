@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import litellm
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, chat_loop, check, main, refused, terse, undisturbed
+from checks import ASK, BASE_URL, KEY, LONG, LOOP, MODEL, WEATHER, chat_loop, check, main, refused, terse, undisturbed
 
-ASK = [{"role": "user", "content": "What is a poisoned replica?"}]
 WHERE: Any = {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": KEY, "num_retries": 0, "temperature": 0}
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
 
 
 @check("a chat, whole and streamed")

@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 import ollama
 import pydantic
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, RESULT, Turn, check, main, refused, tool_loop, undisturbed
+from checks import ASK, BASE_URL, KEY, LONG, LOOP, MODEL, RESULT, Turn, check, main, refused, tool_loop, undisturbed
 
 HOST = BASE_URL.removesuffix("/v1")
 HEADERS = {"authorization": f"Bearer {KEY}"}
 client = ollama.Client(HOST, headers=HEADERS, timeout=60)
-ASK: Any = [{"role": "user", "content": "What is a poisoned replica?"}]
 SHORT = {"temperature": 0, "num_predict": 24}
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import openai
 from checks import (
+    ASK,
     BASE_URL,
     KEY,
     LONG,
     LOOP,
     MODEL,
     RESULT,
+    WEATHER,
     Turn,
     chat_loop,
     check,
@@ -25,14 +27,6 @@ from checks import (
 )
 
 client = openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0, timeout=60)
-ASK: Any = [{"role": "user", "content": "What is a poisoned replica?"}]
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
 
 
 def ask(**fields: Any) -> Any:

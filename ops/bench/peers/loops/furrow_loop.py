@@ -66,7 +66,7 @@ class FurrowLoop:
 
 
 def load(setup: Setup) -> FurrowLoop:
-    """As Load. Raises Unavailable."""
+    """As LoadEngine. Raises Unavailable."""
     if setup.tp != 1:
         raise Unavailable("the bare loop has one rank; measure more with furrow-farm")
     if setup.device == "cpu":

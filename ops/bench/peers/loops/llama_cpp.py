@@ -83,7 +83,7 @@ class LlamaCpp:
 
 
 def load(setup: Setup) -> LlamaCpp:
-    """As Load. Raises Unavailable or Failed."""
+    """As LoadEngine. Raises Unavailable or Failed."""
     if setup.tp != 1:
         raise Unavailable("llama.cpp is measured with one process")
     return LlamaCpp(setup)

@@ -48,7 +48,7 @@ def server() -> Iterator[socket.socket]:
 @pytest.fixture
 def pair(server: socket.socket, ring: Ring) -> Iterator[tuple[Reader, socket.socket]]:
     """A client, and the server's end of its connection."""
-    reader = Reader(0, server.getsockname(), "/", LOAD, ring)
+    reader = Reader(0, server.getsockname(), LOAD, ring)
     other, _ = server.accept()
     with other, reader.socket:
         yield reader, other
@@ -68,7 +68,7 @@ def test_each_token_counts_once_however_it_is_cut(pair: tuple[Reader, socket.soc
         read(reader, arrivals, other, WHOLE[start : start + size])
     assert (arrivals.tokens, arrivals.answers, sum(arrivals.latency)) == (3, 1, 3)
     assert arrivals.summary(1.0)["p50_ms"] >= 10
-    assert other.recv(100).startswith(b"POST / HTTP/1.1\r\n")
+    assert other.recv(100).startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
 
 
 @pytest.mark.parametrize(

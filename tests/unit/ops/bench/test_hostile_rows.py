@@ -206,7 +206,7 @@ def test_refusals_that_name_their_model_are_counted(serve: Any, answer: bytes, e
 
 
 def test_requests_carry_their_number_and_key() -> None:
-    request = chat(("127.0.0.1", 80), "secret", "scripted", 1234, 2, stream=True)
+    request = chat(("127.0.0.1", 80), "scripted", 1234, 2, stream=True, key="secret")
     head, _, body = request.partition(b"\r\n\r\n")
     assert b"authorization: Bearer secret\r\n" in head
     assert b"content-length: %d" % len(body) in head
