@@ -72,11 +72,11 @@ def watch():
         label = now or None
         if now != last:
             last = now
-            what = " ".join(sys.argv[:2]) + " " + open("/proc/self/comm").read().strip()
+            process = " ".join(sys.argv[:2]) + " " + open("/proc/self/comm").read().strip()
             recorded = {name: dict(counts) for name, counts in files.items()}
             path = os.path.join(FOLDER, f"{os.getpid()}.json")
             with open(path + "~", "w") as out:
-                json.dump({"what": what, "label": now, "files": recorded}, out)
+                json.dump({"process": process, "label": now, "files": recorded}, out)
             os.replace(path + "~", path)
 
 
@@ -133,7 +133,7 @@ class Recordings:
         lists: list[list[str]] = [[]]
         for path in self._folder.glob("*.json"):
             recorded = self._read(path)
-            if process in recorded["what"]:
+            if process in recorded["process"]:
                 counts: dict[str, int] = recorded["files"].get(name, {})
                 lists.append(sorted(path for path, count in counts.items() if count >= calls))
         return max(lists, key=len)
@@ -216,8 +216,8 @@ def house(
     """Count the files of a decode step, a load and a chat request."""
     say(f"serving {model}")
     counted = count(model)
-    for what, paths in counted.items():
-        click.echo(f"{what}: {len(paths)} files")
+    for subject, paths in counted.items():
+        click.echo(f"{subject}: {len(paths)} files")
         if files:
             click.echo("".join(f"  {path}\n" for path in paths), nl=False)
     return Outcome(details=counted)

@@ -27,7 +27,7 @@ from ops.chaos.errors import ChaosError
 from ops.chaos.faults import FAULTS, ON_ANY_FARM, suited
 from ops.chaos.load import Load, questions
 from ops.chaos.replays import KEEP_S, noting, replay_some
-from ops.chaos.run import Struck, document, lines, passed, schedule, strike_all
+from ops.chaos.run import StrikeRecord, document, lines, passed, schedule, strike_all
 from ops.chaos.sabotage import CONTROLS, FRAIL
 from ops.chaos.system.target import LOG_ENTRIES, TOPOLOGIES, Target, View, private_target
 from ops.common.engine_options import ENGINE_OPTIONS, engine_environment, engine_options
@@ -102,7 +102,7 @@ def chaos(
     possible = list(ON_ANY_FARM) if urls else suited(topology, engine)
     if replays:
         possible = without_sabotage(possible, dtype, urls or control)
-    names = chosen(kinds or (",".join(sabotage.kinds) if sabotage else "all"), possible)
+    names = kinds_of(kinds or (",".join(sabotage.kinds) if sabotage else "all"), possible)
     with ExitStack() as stack:
         if urls:
             target: View = attached(connect_to_farm(redis_url), model, urls)
@@ -114,19 +114,19 @@ def chaos(
                 os.environ.update(engine_environment(**engines) or scripted_environment(engine))
             own = stack.enter_context(own_farm(spec, log_file, sabotage, topology, names, bool(replays)))
             own.log_entries, target = log_entries, own
-        struck, load, failure = run(target, names, times, seed, streams, length, replays)
+        records, load, failure = run(target, names, times, seed, streams, length, replays)
         if isinstance(target, Target) and replays and failure is None:
             same = replay_some(target, load.checked, replays, seed, say)
-    for line in lines(seed, struck, load.checked):
+    for line in lines(seed, records, load.checked):
         click.echo(line)
     if report_file is not None:
-        report_file.write_text(json.dumps(document(machine, seed, struck, load.checked), indent=1))
+        report_file.write_text(json.dumps(document(machine, seed, records, load.checked), indent=1))
     if sabotage is not None:
         judge(sabotage, broken=sum(bool(checked.findings) for checked in load.checked))
         return
     if failure is not None:
         raise failure
-    if not (same and passed(struck, load.checked)):
+    if not (same and passed(records, load.checked)):
         sys.exit(1)
 
 
@@ -136,10 +136,10 @@ chaos.epilog = f"Kinds: {', '.join(FAULTS)}."
 def scripted_environment(engine: str) -> dict[str, str]:
     """The environment of a worker whose engine is a scripted one, which computes a token in 15 ms."""
     words = [sys.executable, str(Path(scripted.__file__)), engine]
-    named = {"engine_command": [f"{engine}={shlex.join(words)}"]}
+    options = {"engine_command": [f"{engine}={shlex.join(words)}"]}
     for other in ENGINE_OPTIONS:
-        named.setdefault(other, [])
-    return {"SCRIPTED_RATE": "65", **engine_environment(**named)}
+        options.setdefault(other, [])
+    return {"SCRIPTED_RATE": "65", **engine_environment(**options)}
 
 
 def without_sabotage(kinds: Sequence[str], dtype: str, other: object) -> list[str]:
@@ -154,8 +154,8 @@ def without_sabotage(kinds: Sequence[str], dtype: str, other: object) -> list[st
 def judge(sabotage: Sabotage, broken: int) -> None:
     """Check that a control broke streams. Raises ChaosError if it did not."""
     if not broken:
-        raise ChaosError(f"every stream is exact although {sabotage.what}: the checker does not find such harm")
-    click.echo(f"as expected: {broken} streams are broken, because {sabotage.what}")
+        raise ChaosError(f"every stream is exact although {sabotage.behaviour}: the checker does not find such harm")
+    click.echo(f"as expected: {broken} streams are broken, because {sabotage.behaviour}")
 
 
 @contextmanager
@@ -198,24 +198,24 @@ def attached(client: SyncRedis, model: str, urls: Sequence[str]) -> View:
 
 def run(
     target: View, kinds: list[str], times: int, seed: int, streams: int, length: int, least: int = 0
-) -> tuple[list[Struck], Load, FurrowError | None]:
+) -> tuple[list[StrikeRecord], Load, FurrowError | None]:
     """The strikes, the load with `least` checked streams or more, and the error that ended the run early."""
-    struck: list[Struck] = []
+    records: list[StrikeRecord] = []
     load = Load(target.urls, questions(target.spec.name, seed, length, QUESTIONS), streams, seed)
     load.record()
     say(f"{len(load.expected)} undisturbed streams recorded")
     load.start()
     failure: FurrowError | None = None
     try:
-        strike_all(target, load, schedule(kinds, times, seed), streams, struck, say)
+        strike_all(target, load, schedule(kinds, times, seed), streams, records, say)
         target.until(lambda: len(load.checked) >= least, f"{least} streams have ended", ENOUGH_WITHIN_S)
         load.stop(target.until)
     except FurrowError as error:
         failure = error
-    return struck, load, failure
+    return records, load, failure
 
 
-def chosen(kinds: str, possible: Sequence[str]) -> list[str]:
+def kinds_of(kinds: str, possible: Sequence[str]) -> list[str]:
     """Raises click.BadParameter naming a kind that does not exist here."""
     names = list(possible) if kinds == "all" else [name.strip() for name in kinds.split(",")]
     if unknown := [name for name in names if name not in possible]:

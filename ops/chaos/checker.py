@@ -13,14 +13,14 @@ SHOWN = 40
 """Characters of a text that a finding quotes."""
 
 
-class Place(NamedTuple):
+class EventPlace(NamedTuple):
     """An event id without its request: the seq in the token log, and the part of that entry."""
 
     seq: int
     part: int
 
     @classmethod
-    def of(cls, event_id: str) -> Place:
+    def of(cls, event_id: str) -> EventPlace:
         """Raises ValueError for anything but `rid:seq.part`."""
         seq, part = event_id.rpartition(":")[2].split(".")
         return cls(int(seq), int(part))
@@ -38,7 +38,7 @@ class Transcript:
     """Tokens of the answer, as the last event says."""
     tokens: list[str] = field(default_factory=list)
     """One text for each token, where log probabilities were asked for."""
-    places: list[Place] = field(default_factory=list)
+    places: list[EventPlace] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     """Characters of the text after the event at the same index of `places`."""
     rids: set[str] = field(default_factory=set)
@@ -51,7 +51,7 @@ class Transcript:
         self.text += text
         self.tokens += tokens or []
         self.finish = finish or self.finish
-        self.places.append(Place.of(event_id))
+        self.places.append(EventPlace.of(event_id))
         self.lengths.append(len(self.text))
         self.rids.add(event_id.rpartition(":")[0])
         self.last_id = event_id

@@ -177,7 +177,7 @@ async def _read(response: Response, attempt: Attempt, silence: asyncio.Timeout) 
         for choice in chunk.get("choices") or [{}]:
             scores = (choice.get("logprobs") or {}).get("content") or ()
             text = choice.get("delta", {}).get("content") or ""
-            transcript.take(event_id, text, [one["token"] for one in scores], choice.get("finish_reason"))
+            transcript.take(event_id, text, [score["token"] for score in scores], choice.get("finish_reason"))
 
 
 # --- the load ---------------------------------------------------------------------------------------------------------

@@ -13,15 +13,13 @@ from pathlib import Path
 import msgspec
 
 from control.errors import RequestNotFound
-from control.keys import ModelKeys
 from control.records import catalog
-from control.redis.connection import optional_text, read, run
-from control.requests.token_log import read_pages
 from control.requests.upkeep.replay import KeptRequest, differences, find_kept, replay
 from ops.chaos.errors import ChaosError
 from ops.chaos.load import Checked, Load, questions
 from ops.chaos.system.target import Target
 from ops.common.sabotage import Sabotage
+from ops.harness.farm import log_of, states
 
 KEEP_S = 86_400
 """Time for which requests of the run are kept."""
@@ -93,17 +91,17 @@ class Logits:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ReplayTotals:
     requests: int = 0
     tokens: int = 0
-    gone: int = 0
+    missing: int = 0
     """Requests that were kept no more: a fault had taken Redis' data."""
     differing: list[str] = field(default_factory=list[str])
 
     def lines(self, logits: Logits) -> list[str]:
-        gone = f" ({self.gone} others were lost with Redis' data)" if self.gone else ""
+        remark = f" ({self.missing} others were lost with Redis' data)" if self.missing else ""
         return [
-            f"replayed {self.requests} requests of {self.tokens} tokens{gone}: {len(self.differing)} differ",
+            f"replayed {self.requests} requests of {self.tokens} tokens{remark}: {len(self.differing)} differ",
             f"{logits.rows} rows of logits after {len(logits.contexts)} contexts, {logits.guessed} behind guesses, "
             f"{logits.again} computed again: {logits.differing} differ",
             *self.differing[:10],
@@ -117,9 +115,9 @@ class Outcome:
 def replay_some(target: Target, checked: Iterable[Checked], count: int, seed: int, say: Callable[[str], None]) -> bool:
     """Replay `count` of the exact streams' requests, in another order, beside other streams, with other threads and
     without guesses and shared beginnings. True if nothing differs. Raises ChaosError if fewer were kept."""
-    rids = [rid for one in checked if not one.findings for rid in one.attempt.transcript.rids]
+    rids = [rid for stream in checked if not stream.findings for rid in stream.attempt.transcript.rids]
     random.Random(seed).shuffle(rids)
-    requests, gone = _kept(target, rids, count)
+    requests, missing = _kept(target, rids, count)
     say(f"{len(requests)} requests are replayed")
     catalog.put_spec(target.client, msgspec.structs.replace(target.spec, lookup=0, prefix_cache=False))
     target.restart_worker(OMP_NUM_THREADS=THREADS)
@@ -127,7 +125,7 @@ def replay_some(target: Target, checked: Iterable[Checked], count: int, seed: in
     load = Load(target.urls, questions(target.spec.name, seed + 1, LENGTH, QUESTIONS), STREAMS, seed + 1)
     load.record()
     load.start()
-    outcome = Outcome(gone=gone)
+    outcome = ReplayTotals(missing=missing)
     logits = Logits()
     _compare_all(target, requests, outcome)
     load.stop(target.until)
@@ -141,23 +139,23 @@ def replay_some(target: Target, checked: Iterable[Checked], count: int, seed: in
 def _kept(target: Target, rids: Sequence[str], count: int) -> tuple[list[KeptRequest], int]:
     """`count` of the requests, and how many were not found before them."""
     requests: list[KeptRequest] = []
-    gone = 0
+    missing = 0
     for rid in rids:
         if len(requests) == count:
             break
         try:
             requests.append(find_kept(target.client, [target.spec.name], rid))
         except RequestNotFound:
-            gone += 1
+            missing += 1
     if len(requests) < count:
         raise ChaosError(f"only {len(requests)} of {count} requests were kept; ask for fewer, or strike more often")
-    return requests, gone
+    return requests, missing
 
 
-def _compare_all(target: Target, requests: Sequence[KeptRequest], outcome: Outcome) -> None:
+def _compare_all(target: Target, requests: Sequence[KeptRequest], outcome: ReplayTotals) -> None:
     """AT_ONCE run together; each is compared when it has ended."""
     client = target.client
-    keys = ModelKeys(target.spec.name)
+    model = target.spec.name
     waiting = deque(requests)
     running = dict[str, KeptRequest]()
     until = time.monotonic() + WITHIN_S
@@ -170,11 +168,11 @@ def _compare_all(target: Target, requests: Sequence[KeptRequest], outcome: Outco
             running[copy] = waiting.popleft()
             replay(client, running[copy], copy)
         for copy, first in list(running.items()):
-            if run(client, read("HGET", keys.request(copy), "state", parse=optional_text)) in ("queued", "running"):
+            if states(client, model, [copy])[0] in ("queued", "running"):
                 continue
-            entries = [entry for page in read_pages(client, target.spec.name, copy) for entry in page]
+            entries = log_of(client, model, copy)
             outcome.requests += 1
             outcome.tokens += sum(entry.token is not None for entry in entries)
-            outcome.differing += [f"{first.rid}: {one}" for one in differences(first, entries)]
+            outcome.differing += [f"{first.rid}: {difference}" for difference in differences(first, entries)]
             del running[copy]
         time.sleep(POLL_S)

@@ -55,7 +55,7 @@ def schedule(kinds: Sequence[str], times: int, seed: int) -> list[Strike]:
 
 
 @dataclass(frozen=True, slots=True)
-class Struck:
+class StrikeRecord:
     """A strike that was made, from its signal to its proof, by the monotonic clock."""
 
     strike: Strike
@@ -73,7 +73,7 @@ def strike_all(
     load: Load,
     strikes: Sequence[Strike],
     streams: int,
-    done: list[Struck],
+    records: list[StrikeRecord],
     say: Callable[[str], None],
 ) -> None:
     """Make all strikes and append each to `done`. Raises ChaosError if the farm does not recover from one."""
@@ -89,18 +89,18 @@ def strike_all(
             )
             since = whole_at
         target.rest(strike.delay_s)
-        struck = _strike(target, load, strike, since)
-        done.append(struck)
+        record = _strike(target, load, strike, since)
+        records.append(record)
         wrong = sum(bool(checked.findings) for checked in list(load.checked))
         say(
-            f"{number}/{len(strikes)} {strike.kind}{' (early)' if strike.early else ''}: {struck.proof or 'FAILED'} "
-            f"{struck.detail}after {struck.ended - struck.began:.2f} s; {struck.streams} streams under way, "
+            f"{number}/{len(strikes)} {strike.kind}{' (early)' if strike.early else ''}: {record.proof or 'FAILED'} "
+            f"{record.detail}after {record.ended - record.began:.2f} s; {record.streams} streams under way, "
             f"{len(load.checked)} ended, {wrong} wrong"
         )
     target.wait_until_whole()
 
 
-def _strike(target: View, load: Load, strike: Strike, since: float) -> Struck:
+def _strike(target: View, load: Load, strike: Strike, since: float) -> StrikeRecord:
     streams = load.running(since)
     began = time.monotonic()
     try:
@@ -110,8 +110,8 @@ def _strike(target: View, load: Load, strike: Strike, since: float) -> Struck:
         else:
             proof = ON_ANY_FARM[strike.kind](target, draw)
     except (NoEffect, Harm) as error:
-        return Struck(strike, began, time.monotonic(), streams, None, f"{error} ")
-    return Struck(strike, began, time.monotonic(), streams, proof)
+        return StrikeRecord(strike, began, time.monotonic(), streams, None, f"{error} ")
+    return StrikeRecord(strike, began, time.monotonic(), streams, proof)
 
 
 # --- the report -------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ WIDTHS = (20, 8, 8, 9, 9, 9, 8, 8, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class KindRow:
     """One kind. `streams` counts a stream once for each strike during it, `resumed` the connections made again during a
     fault. Gaps, in seconds, are the longest pause of each of these streams around a strike.
     """
@@ -138,49 +138,49 @@ class Row:
     gap_worst_s: float
 
 
-def rows(struck: Sequence[Struck], checked: Sequence[Checked]) -> list[Row]:
+def rows(records: Sequence[StrikeRecord], checked: Sequence[Checked]) -> list[KindRow]:
     """In order of name."""
     return [
-        _row(kind, [one for one in struck if one.strike.kind == kind], checked)
-        for kind in sorted({one.strike.kind for one in struck})
+        _row(kind, [record for record in records if record.strike.kind == kind], checked)
+        for kind in sorted({record.strike.kind for record in records})
     ]
 
 
-def _row(kind: str, struck: list[Struck], checked: Sequence[Checked]) -> Row:
-    met = [(one, stream) for one in struck for stream in checked if under_way(stream, one)]
-    gaps = [longest_silence(stream.attempt, one.began, one.ended) for one, stream in met]
+def _row(kind: str, records: list[StrikeRecord], checked: Sequence[Checked]) -> KindRow:
+    met = [(record, stream) for record in records for stream in checked if under_way(stream, record)]
+    gaps = [longest_silence(stream.attempt, record.began, record.ended) for record, stream in met]
     seconds = [gap for gap in gaps if gap is not None]
     summary = summarise(seconds) if seconds else None
-    return Row(
+    return KindRow(
         kind=kind,
-        strikes=len(struck),
-        proved=sum(one.proof is not None for one in struck),
+        strikes=len(records),
+        proved=sum(record.proof is not None for record in records),
         streams=len(met),
         exact=sum(not stream.findings for _, stream in met),
-        resumed=sum(again(stream, one) for one, stream in met),
+        resumed=sum(again(stream, record) for record, stream in met),
         gap_median_s=summary.p50 if summary else math.nan,
         gap_p99_s=summary.p99 if summary else math.nan,
         gap_worst_s=summary.max if summary else math.nan,
     )
 
 
-def under_way(stream: Checked, struck: Struck) -> bool:
+def under_way(stream: Checked, record: StrikeRecord) -> bool:
     """True if the stream had begun when the fault struck, and had not ended."""
-    return stream.attempt.began < struck.began < stream.attempt.ended
+    return stream.attempt.began < record.began < stream.attempt.ended
 
 
-def again(stream: Checked, struck: Struck) -> int:
+def again(stream: Checked, record: StrikeRecord) -> int:
     """The client's new connections during the fault."""
-    return sum(struck.began < moment < struck.ended for moment in stream.attempt.connected[1:])
+    return sum(record.began < moment < record.ended for moment in stream.attempt.connected[1:])
 
 
-def passed(struck: Sequence[Struck], checked: Sequence[Checked]) -> bool:
+def passed(records: Sequence[StrikeRecord], checked: Sequence[Checked]) -> bool:
     """Every strike proved and every stream exact, and there were some of both."""
     exact = all(not stream.findings for stream in checked)
-    return bool(struck) and bool(checked) and exact and all(one.proof is not None for one in struck)
+    return bool(records) and bool(checked) and exact and all(record.proof is not None for record in records)
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[KindRow]) -> list[str]:
     """Lines of text."""
     lines = ["".join(f"{word:>{width}}" for word, width in zip(HEADINGS, WIDTHS, strict=True))]
     for row in rows:
@@ -190,14 +190,14 @@ def table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def lines(seed: int, struck: Sequence[Struck], checked: Sequence[Checked]) -> list[str]:
+def lines(seed: int, records: Sequence[StrikeRecord], checked: Sequence[Checked]) -> list[str]:
     """The table, the number of exact streams, and every broken stream."""
     exact = sum(not stream.findings for stream in checked)
-    total = f"seed {seed}: {exact} of {len(checked)} streams exact, {len(struck)} strikes"
-    return [*table(rows(struck, checked)), total, *(f"BROKEN {stream}" for stream in broken(checked, struck))]
+    total = f"seed {seed}: {exact} of {len(checked)} streams exact, {len(records)} strikes"
+    return [*table(rows(records, checked)), total, *(f"BROKEN {stream}" for stream in broken(checked, records))]
 
 
-def broken(checked: Sequence[Checked], struck: Sequence[Struck]) -> list[dict[str, Any]]:
+def broken(checked: Sequence[Checked], records: Sequence[StrikeRecord]) -> list[dict[str, Any]]:
     """Every stream that was not exact, with its strikes and its connections."""
     return [
         {
@@ -206,23 +206,23 @@ def broken(checked: Sequence[Checked], struck: Sequence[Struck]) -> list[dict[st
             "findings": stream.findings,
             "connections": len(stream.attempt.connected),
             "refusals": stream.attempt.refusals,
-            "strikes": [n for n, one in enumerate(struck, 1) if under_way(stream, one)],
+            "strikes": [n for n, record in enumerate(records, 1) if under_way(stream, record)],
         }
         for stream in checked
         if stream.findings
     ]
 
 
-def document(machine: str, seed: int, struck: Sequence[Struck], checked: Sequence[Checked]) -> dict[str, Any]:
+def document(machine: str, seed: int, records: Sequence[StrikeRecord], checked: Sequence[Checked]) -> dict[str, Any]:
     """The content of the JSON file."""
     return {
         "machine": machine,
         "seed": seed,
-        "passed": passed(struck, checked),
+        "passed": passed(records, checked),
         "streams": len(checked),
         "exact": sum(not stream.findings for stream in checked),
         "resumed": sum(len(stream.attempt.connected) - 1 for stream in checked),
-        "kinds": [asdict(row) for row in rows(struck, checked)],
-        "strikes": [asdict(one) for one in struck],
-        "broken": broken(checked, struck),
+        "kinds": [asdict(row) for row in rows(records, checked)],
+        "strikes": [asdict(record) for record in records],
+        "broken": broken(checked, records),
     }

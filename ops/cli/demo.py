@@ -18,14 +18,13 @@ from pathlib import Path
 
 import httpx
 
-from control.placement import membership
 from control.process import child_environment
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from control.replicas import health
-from control.settings import keeps_standby
-from ops.cli.run.answer import Answer
+from ops.cli.run.answer import StreamedAnswer
 from ops.common.waiting import NotInTime, until
+from ops.harness.farm import has_standby
 
 QUESTIONS = ("What is a poisoned replica?", "Count from 1 to 20.")
 STRUCK = "Count from 1 to 100."
@@ -98,7 +97,7 @@ def show(address: str, question: str, strike: Callable[[], str] | None = None) -
     messages = [{"role": "user", "content": question}]
     body = {"model": "demo", "messages": messages, "stream": True, "temperature": 0, "max_tokens": LONGEST}
     with httpx.Client(base_url=f"http://{address}", timeout=120, trust_env=False) as http:
-        answer = Answer(http, "/v1/chat/completions", body)
+        answer = StreamedAnswer(http, "/v1/chat/completions", body)
         for piece in answer:
             if piece.text:
                 times.append(time.monotonic())
@@ -132,8 +131,8 @@ def survive(address: str, data: Path, rank: int) -> bool:
             strikes.append(beat.pid)
             return f"kill -9 {beat.pid} (rank {rank})"
 
-        struck = show(address, STRUCK, strike)
-    same = struck is not None and struck == undisturbed
+        disturbed = show(address, STRUCK, strike)
+    same = disturbed is not None and disturbed == undisturbed
     if not strikes:
         print("The answer ended before a rank could be killed: this proves nothing.", end="\n\n")
     else:
@@ -143,11 +142,11 @@ def survive(address: str, data: Path, rank: int) -> bool:
 
 def wait_for_standby(client: SyncRedis) -> None:
     """Wait until the standby process is ready to replace a rank: after a start it imports its libraries."""
-    if not keeps_standby() or membership.standbys(client) == ["ready"]:
+    if has_standby(client):
         return
     print("(waiting until the standby process has imported its libraries)\n", flush=True)
     with suppress(NotInTime):  # the strike then costs a little more
-        until(lambda: membership.standbys(client) == ["ready"], "the standby is ready", STANDBY_LIMIT_S)
+        until(lambda: has_standby(client), "the standby is ready", STANDBY_LIMIT_S)
 
 
 if __name__ == "__main__":

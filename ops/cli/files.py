@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -16,7 +15,7 @@ from control.cache import KINDS, Entry
 from control.errors import ModelFilesError
 from control.sizes import in_words
 from ops.cli.progress import Stage, Waiting
-from ops.cli.tables import echo_line, echo_list, json_option
+from ops.cli.tables import echo_line, echo_list, json_option, utc
 from worker.repository.download_progress import Downloaded
 from worker.repository.local_models import CachedModel, cached_models, remove
 from worker.repository.source import Download, cache_folder, on_this_host
@@ -50,20 +49,20 @@ def list_models(as_json: bool) -> None:
     models = cached_models()
     nothing = f"No model is downloaded; {cache_folder(None, os.environ)[0]} has none."
     if echo_list(models, COLUMNS, nothing, as_json, _model_described):
-        click.echo(f"{len(models)} models, {in_words(sum(one.bytes for one in models))}")
+        click.echo(f"{len(models)} models, {in_words(sum(model.bytes for model in models))}")
 
 
 COLUMNS: dict[str, Callable[[CachedModel], str]] = {
-    "NAME": lambda one: one.name,
-    "SIZE": lambda one: in_words(one.bytes),
-    "LAST USE": lambda one: _when(one),
-    "FILES": lambda one: "all" if one.complete else "incomplete",
+    "NAME": lambda model: model.name,
+    "SIZE": lambda model: in_words(model.bytes),
+    "LAST USE": lambda model: utc(model.used_at),
+    "FILES": lambda model: "all" if model.complete else "incomplete",
 }
 
 
-def _model_described(one: CachedModel) -> dict[str, Any]:
-    about = {"name": one.name, "path": str(one.path), "bytes": one.bytes}
-    return about | {"used_at": _when(one), "complete": one.complete}
+def _model_described(model: CachedModel) -> dict[str, Any]:
+    about = {"name": model.name, "path": str(model.path), "bytes": model.bytes}
+    return about | {"used_at": utc(model.used_at), "complete": model.complete}
 
 
 @click.command(short_help="Delete downloaded models.")
@@ -73,7 +72,7 @@ def rm(names: Sequence[str]) -> None:
 
     A process that runs one keeps it until it ends; it is downloaded again by its next start.
     """
-    models = {one.name: one for one in cached_models()}
+    models = {model.name: model for model in cached_models()}
     if unknown := [name for name in names if name not in models]:
         raise ModelFilesError(f"No downloaded model is called {unknown[0]!r}; `furrow list` shows their names.")
     for name in names:
@@ -82,10 +81,6 @@ def rm(names: Sequence[str]) -> None:
         except OSError as error:
             raise ModelFilesError(f"{models[name].path} can't be deleted: {error}") from error
         echo_line(f"{name} deleted, {in_words(models[name].bytes)} freed")
-
-
-def _when(used: CachedModel | Entry) -> str:
-    return datetime.fromtimestamp(used.used_at, UTC).isoformat(timespec="seconds")
 
 
 # --- the cache --------------------------------------------------------------------------------------------------------
@@ -107,44 +102,45 @@ def list_entries(as_json: bool) -> None:
     entries = _all()
     folder = cache_files.folder("weights").parent
     if echo_list(entries, ENTRY_COLUMNS, f"The cache {folder} is empty.", as_json, _entry_described):
-        click.echo(f"{len(entries)} files, {in_words(sum(one.bytes for one in entries))}, in {folder}")
+        click.echo(f"{len(entries)} files, {in_words(sum(entry.bytes for entry in entries))}, in {folder}")
 
 
 ENTRY_COLUMNS: dict[str, Callable[[Entry], str]] = {
-    "KIND": lambda one: one.kind,
-    "SIZE": lambda one: in_words(one.bytes),
-    "LAST USE": lambda one: _when(one),
-    "NAME": lambda one: one.name,
+    "KIND": lambda entry: entry.kind,
+    "SIZE": lambda entry: in_words(entry.bytes),
+    "LAST USE": lambda entry: utc(entry.used_at),
+    "NAME": lambda entry: entry.name,
 }
 
 
-def _entry_described(one: Entry) -> dict[str, Any]:
-    return {"kind": one.kind, "name": one.name, "path": str(one.path), "bytes": one.bytes, "used_at": _when(one)}
+def _entry_described(entry: Entry) -> dict[str, Any]:
+    about = {"kind": entry.kind, "name": entry.name, "path": str(entry.path), "bytes": entry.bytes}
+    return about | {"used_at": utc(entry.used_at)}
 
 
 @cache.command()
-@click.argument("what", nargs=-1, required=True)
-def clear(what: tuple[str, ...]) -> None:
+@click.argument("targets", metavar="WHAT...", nargs=-1, required=True)
+def clear(targets: tuple[str, ...]) -> None:
     """Delete files of the cache: all of a kind (`furrow cache list` shows them), those with a name, or `all`.
 
     Processes that run keep what they use.
     """
     entries = _all()
-    names = {*KINDS, "all", *(one.name for one in entries)}
-    if unknown := [word for word in what if word not in names]:
+    names = {*KINDS, "all", *(entry.name for entry in entries)}
+    if unknown := [word for word in targets if word not in names]:
         raise click.UsageError(
             f"nothing in the cache is called {unknown[0]!r}. Give {', '.join(KINDS)}, all, or a name that "
             "`furrow cache list` shows."
         )
-    chosen = [one for one in entries if "all" in what or one.kind in what or one.name in what]
-    undeletable = [one for one in chosen if not cache_files.remove(one)]
-    removed = [one for one in chosen if one not in undeletable]
-    click.echo(f"{len(removed)} files deleted, {in_words(sum(one.bytes for one in removed))}.")
-    for one in undeletable:
-        echo_line(f"furrow: {one.path} can't be deleted: no permission.", err=True)
+    matching = [entry for entry in entries if "all" in targets or entry.kind in targets or entry.name in targets]
+    undeletable = [entry for entry in matching if not cache_files.remove(entry)]
+    removed = [entry for entry in matching if entry not in undeletable]
+    click.echo(f"{len(removed)} files deleted, {in_words(sum(entry.bytes for entry in removed))}.")
+    for entry in undeletable:
+        echo_line(f"furrow: {entry.path} can't be deleted: no permission.", err=True)
     sys.exit(1 if undeletable else 0)
 
 
 def _all() -> list[Entry]:
-    entries: Iterable[Entry] = (one for kind in KINDS for one in cache_files.entries(kind))
-    return sorted(entries, key=lambda one: -one.used_at)
+    entries: Iterable[Entry] = (entry for kind in KINDS for entry in cache_files.entries(kind))
+    return sorted(entries, key=lambda entry: -entry.used_at)

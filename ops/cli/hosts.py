@@ -43,13 +43,13 @@ def _memory(device: farm.DeviceMemory) -> str:
 
 
 COLUMNS: dict[str, Callable[[HostRow], str]] = {
-    "HOST": lambda one: one.id,
-    "STATE": lambda one: one.state,
-    "VERSION": lambda one: one.version or "-",
-    "DEVICES": lambda one: ",".join(one.devices) or "cpu",
-    "ENGINES": lambda one: ",".join(one.engines) or "-",
-    "MEMORY": lambda one: "; ".join(map(_memory, one.memory)) or "-",
-    "REPLICAS": lambda one: " ".join(one.replicas) or "-",
+    "HOST": lambda host: host.id,
+    "STATE": lambda host: host.state,
+    "VERSION": lambda host: host.version or "-",
+    "DEVICES": lambda host: ",".join(host.devices) or "cpu",
+    "ENGINES": lambda host: ",".join(host.engines) or "-",
+    "MEMORY": lambda host: "; ".join(map(_memory, host.memory)) or "-",
+    "REPLICAS": lambda host: " ".join(host.replicas) or "-",
 }
 
 
@@ -64,15 +64,15 @@ def hosts(as_json: bool, redis_url: str | None) -> None:
     client = connect_to_farm(redis_url)
     cards = [
         HostRow(
-            id=one.id,
-            state="drained" if one.drained else "alive" if one.alive else "away",
-            version=one.version,
-            devices=one.devices,
-            engines=one.engines,
-            memory=one.memory,
-            replicas=one.replicas,
+            id=card.id,
+            state="drained" if card.drained else "alive" if card.alive else "away",
+            version=card.version,
+            devices=card.devices,
+            engines=card.engines,
+            memory=card.memory,
+            replicas=card.replicas,
         )
-        for one in farm.host_cards(client)
+        for card in farm.host_cards(client)
     ]
     echo_list(cards, COLUMNS, "No hosts. Start one with `furrow worker`.", as_json)
 
@@ -84,12 +84,12 @@ TICK_S = 0.2
 
 
 @click.command()
-@click.argument("what", metavar="HOST|MODEL:REPLICA")
+@click.argument("target", metavar="HOST|MODEL:REPLICA")
 @click.option("--undo", is_flag=True, help="Allow replicas on HOST again; none moves back by itself.")
 @click.option("--forget", is_flag=True, help="Remove HOST, which is away for good and has no replica, from all lists.")
 @click.option("--no-wait", is_flag=True, help="Return at once.")
 @redis_option
-def drain(what: str, undo: bool, forget: bool, no_wait: bool, redis_url: str | None) -> None:
+def drain(target: str, undo: bool, forget: bool, no_wait: bool, redis_url: str | None) -> None:
     """Empty HOST, or replace one replica.
 
     HOST gets no new replica, and each of its replicas stops once its successor on another host serves. If no other host
@@ -102,17 +102,17 @@ def drain(what: str, undo: bool, forget: bool, no_wait: bool, redis_url: str | N
     if forget:
         if undo:
             raise SettingsError("--forget and --undo exclude each other; a host that comes back takes replicas again")
-        farm.forget(client, what)
-        echo_line(f"{what}: forgotten. A worker that starts there is known again.")
+        farm.forget(client, target)
+        echo_line(f"{target}: forgotten. A worker that starts there is known again.")
         return
     hosts = membership.known_hosts(client)
-    if what in hosts:
-        drain_host(client, what, undo, no_wait)
+    if target in hosts:
+        drain_host(client, target, undo, no_wait)
         return
-    model, _, replica = what.rpartition(":")
+    model, _, replica = target.rpartition(":")
     if undo or not model or catalog.get_spec(client, model) is None:
         there = ", ".join(hosts) or "there is none"
-        raise SettingsError(f"host '{what}' is unknown; known: {there}. For one replica say MODEL:REPLICA")
+        raise SettingsError(f"host '{target}' is unknown; known: {there}. For one replica say MODEL:REPLICA")
     drain_replica(client, model, replica, no_wait)
 
 
@@ -126,7 +126,7 @@ def drain_host(client: SyncRedis, host_id: str, undo: bool, no_wait: bool) -> No
     last_line = ""
     while not no_wait:
         assignments = farm.assignments(client, host_id)
-        line = ", ".join(_describe(client, one) for one in assignments)
+        line = ", ".join(_describe(client, assignment) for assignment in assignments)
         if line and line != last_line:
             echo_line(f"{host_id}: {line}")
             last_line = line
@@ -141,8 +141,8 @@ def drain_replica(client: SyncRedis, model: str, replica: str, no_wait: bool) ->
     parts = farm.drain_replica(client, model, replica)
     echo_line(f"{model}:{replica}: drains.")
     while not no_wait and replica in run(client, catalog.replicas(model)):
-        again = [one for host, _ in parts for one in farm.assignments(client, host) if one.replica == replica]
-        if not any(one.withdrawn and one.spec.name == model for one in again):
+        again = [part for host, _ in parts for part in farm.assignments(client, host) if part.replica == replica]
+        if not any(part.withdrawn and part.spec.name == model for part in again):
             break  # its name has gone to its successor
         time.sleep(TICK_S)
     if not no_wait:
@@ -157,7 +157,7 @@ def _describe(client: SyncRedis, assignment: Assignment) -> str:
             "waits for its successor" if assignment.spec.surge else "stops before its successor starts (--in-place)"
         )
     state = next(
-        (one.state for one in model_overviews.overview(client, model).replicas if one.replica == replica), "gone"
+        (row.state for row in model_overviews.overview(client, model).replicas if row.replica == replica), "gone"
     )
     return f"{model}:{replica} {state}"
 

@@ -72,21 +72,21 @@ def list_all(redis_url: str | None, as_json: bool, everything: bool) -> None:
     cards = access.list_keys(connect_to_farm(redis_url))
     shown = [(key, used) for key, used in cards if everything or key.state(now) == "active"]
     columns: dict[str, Callable[[tuple[ApiKey, int]], object]] = {
-        "ID": lambda one: one[0].id,
-        "NAME": lambda one: one[0].name,
-        "TENANT": lambda one: one[0].tenant,
-        "STATE": lambda one: one[0].state(now),
-        "ADMIN": lambda one: "yes" if one[0].admin else "-",
-        "RPM": lambda one: one[0].rpm or "-",
-        "TPM": lambda one: one[0].tpm or "-",
-        "AT ONCE": lambda one: one[0].max_concurrent or "-",
-        "CAP": lambda one: one[0].priority_cap,
-        "MODELS": lambda one: ",".join(one[0].models) or "all",
-        "CREATED": lambda one: day(one[0].created),
-        "USED": lambda one: day(one[1]),
+        "ID": lambda card: card[0].id,
+        "NAME": lambda card: card[0].name,
+        "TENANT": lambda card: card[0].tenant,
+        "STATE": lambda card: card[0].state(now),
+        "ADMIN": lambda card: "yes" if card[0].admin else "-",
+        "RPM": lambda card: card[0].rpm or "-",
+        "TPM": lambda card: card[0].tpm or "-",
+        "AT ONCE": lambda card: card[0].max_concurrent or "-",
+        "CAP": lambda card: card[0].priority_cap,
+        "MODELS": lambda card: ",".join(card[0].models) or "all",
+        "CREATED": lambda card: day(card[0].created),
+        "USED": lambda card: day(card[1]),
     }
     nothing = "No API keys. Make one with `furrow keys create`."
-    echo_list(shown, columns, nothing, as_json, lambda one: key_card(one[0], now, one[1]))
+    echo_list(shown, columns, nothing, as_json, lambda card: key_card(card[0], now, card[1]))
 
 
 @keys.command()
@@ -141,16 +141,16 @@ def usage(redis_url: str | None, as_json: bool, key: str | None, days: int) -> N
     """
     client = connect_to_farm(redis_url)
     days_of_use = access.usage(client, days, access.find(client, key).id if key is not None else None)
-    names = {one.id: one.name for one, _ in access.list_keys(client)}
+    names = {record.id: record.name for record, _ in access.list_keys(client)}
     columns: dict[str, Callable[[Usage], object]] = {
-        "DAY": lambda one: one.date,
-        "KEY": lambda one: one.key,
-        "NAME": lambda one: names.get(one.key, "-"),
-        "MODEL": lambda one: one.model,
-        "REQUESTS": lambda one: one.requests,
-        "PROMPT": lambda one: one.prompt_tokens,
-        "CACHED": lambda one: one.cached_tokens,
-        "COMPLETION": lambda one: one.completion_tokens,
+        "DAY": lambda use: use.date,
+        "KEY": lambda use: use.key,
+        "NAME": lambda use: names.get(use.key, "-"),
+        "MODEL": lambda use: use.model,
+        "REQUESTS": lambda use: use.requests,
+        "PROMPT": lambda use: use.prompt_tokens,
+        "CACHED": lambda use: use.cached_tokens,
+        "COMPLETION": lambda use: use.completion_tokens,
     }
     echo_list(days_of_use, columns, "Nothing was used.", as_json)
 

@@ -48,13 +48,13 @@ def replicas_option(default: str, required: bool = False) -> Callable[..., Any]:
     return click.option("--replicas", metavar="N|N..M", callback=_scale, required=required, help=text)
 
 
-def _scale(context: click.Context, parameter: click.Parameter, named: str | None) -> Scale | None:
+def _scale(context: click.Context, parameter: click.Parameter, value: str | None) -> Scale | None:
     """Raises SettingsError for what is no number of replicas."""
-    return None if named is None else Scale.of(named)
+    return None if value is None else Scale.of(value)
 
 
-def _seconds(context: click.Context, parameter: click.Parameter, named: str) -> float:
-    return parse_seconds(named)
+def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
+    return parse_seconds(value)
 
 
 def _check_timeout(wait: bool, timeout: float | None) -> None:
@@ -165,7 +165,7 @@ def wait_until_rolled_out(client: SyncRedis, name: str, timeout: float | None) -
     NO_WORKER_S."""
     last = ""
     began = worker_seen = time.monotonic()
-    said = False
+    warning_shown = False
     with Waiting() as waiting:
         while True:
             now = time.monotonic()
@@ -192,12 +192,12 @@ def wait_until_rolled_out(client: SyncRedis, name: str, timeout: float | None) -
                     raise ModelUnavailable(name, "failed", f"replica {replica.replica}: {replica.detail}")
             if hosts:
                 worker_seen = now
-                said = False
-            elif now - worker_seen > NO_WORKER_S and not said:
+                warning_shown = False
+            elif now - worker_seen > NO_WORKER_S and not warning_shown:
                 waiting.print(f"{name}: {NO_WORKER}")
-                said = True
+                warning_shown = True
             if timeout is not None and now - began > timeout:
-                why = NO_WORKER if said else stage_of(overview).text
+                why = NO_WORKER if warning_shown else stage_of(overview).text
                 raise ModelUnavailable(
                     name, overview.state, f"not as desired after {timeout:g} s; it stays desired. {why}"
                 )
@@ -255,18 +255,18 @@ def _without_assets(overview: model_overviews.Overview) -> dict[str, Any]:
 def _columns(weights: dict[str, str]) -> dict[str, Callable[[ListedReplica], object]]:
     """Of the listing; `weights`: the type of each model's weights."""
     return {
-        "MODEL": lambda one: one.model.model,
-        "REPLICA": lambda one: one.replica.replica if one.replica else "-",
-        "STATE": lambda one: (one.replica or one.model).state,
-        "KIND": lambda one: one.model.kind or "-",
-        "REVISION": lambda one: (one.replica or one.model).revision,
-        "WEIGHTS": lambda one: weights.get(one.model.model, "-"),
-        "HOST": lambda one: (one.replica and one.replica.host) or "-",
-        "DEVICES": lambda one: (one.replica and ",".join(one.replica.devices)) or "-",
-        "EPOCH": lambda one: (one.replica and one.replica.epoch) or "-",
-        "STEP": lambda one: one.replica.seq if one.replica else "-",
-        "QUEUED": lambda one: one.model.queued,
-        "DETAIL": lambda one: _detail(one.model, one.replica) if one.replica else one.model.detail,
+        "MODEL": lambda row: row.model.model,
+        "REPLICA": lambda row: row.replica.replica if row.replica else "-",
+        "STATE": lambda row: (row.replica or row.model).state,
+        "KIND": lambda row: row.model.kind or "-",
+        "REVISION": lambda row: (row.replica or row.model).revision,
+        "WEIGHTS": lambda row: weights.get(row.model.model, "-"),
+        "HOST": lambda row: (row.replica and row.replica.host) or "-",
+        "DEVICES": lambda row: (row.replica and ",".join(row.replica.devices)) or "-",
+        "EPOCH": lambda row: (row.replica and row.replica.epoch) or "-",
+        "STEP": lambda row: row.replica.seq if row.replica else "-",
+        "QUEUED": lambda row: row.model.queued,
+        "DETAIL": lambda row: _detail(row.model, row.replica) if row.replica else row.model.detail,
     }
 
 
@@ -298,5 +298,5 @@ def list_models(as_json: bool, redis_url: str | None) -> None:
     echo_list(rows, _columns(weights), "No models. Load one with `furrow models load MODEL`.", as_json=False)
     for overview in overviews:
         if len({replica.revision for replica in overview.replicas}) > 1:
-            done = f"{overview.rolled_out} of {overview.wanted} replicas"
-            echo_line(f"{overview.model}: revision {overview.revision} is rolled out on {done}.")
+            progress = f"{overview.rolled_out} of {overview.wanted} replicas"
+            echo_line(f"{overview.model}: revision {overview.revision} is rolled out on {progress}.")

@@ -113,9 +113,9 @@ def idle_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return option(function)
 
 
-def _whole_seconds(context: click.Context, parameter: click.Parameter, named: str) -> int:
+def _whole_seconds(context: click.Context, parameter: click.Parameter, value: str) -> int:
     """Raises SettingsError for what is no time."""
-    return max(1, round(parse_seconds(named)))
+    return max(1, round(parse_seconds(value)))
 
 
 def memory_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,11 +127,11 @@ def memory_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--memory", metavar="SIZE", callback=_checked_size, help=text)(function)
 
 
-def _checked_size(context: click.Context, parameter: click.Parameter, named: str | None) -> str | None:
+def _checked_size(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Raises SettingsError for what is neither a size nor `off`."""
-    if named not in (None, "off"):
-        parse_size(named)
-    return named
+    if value not in (None, "off"):
+        parse_size(value)
+    return value
 
 
 def demo_environment() -> dict[str, str]:

@@ -60,8 +60,8 @@ def worker(
         "FURROW_METRICS": metrics,
         "FURROW_MEMORY": memory,
     }
-    named = {name: value for name, value in options.items() if value}
-    become("worker.agent.supervision", **named, **engine_environment(**engines))
+    environment = {name: value for name, value in options.items() if value}
+    become("worker.agent.supervision", **environment, **engine_environment(**engines))
 
 
 @click.command(context_settings=PASS_ON, short_help="Run one HTTP API process.")
@@ -69,8 +69,8 @@ def worker(
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def api(redis_url: str | None, arguments: tuple[str, ...]) -> None:
     """Run one HTTP API process; `furrow api --help` lists its options."""
-    named = {"FURROW_REDIS_URL": redis_reference(redis_url)} if redis_url else {}
-    become("api", *arguments, **named, **demo_environment())
+    environment = {"FURROW_REDIS_URL": redis_reference(redis_url)} if redis_url else {}
+    become("api", *arguments, **environment, **demo_environment())
 
 
 @click.command(context_settings=PASS_ON, short_help="Run a benchmark.")

@@ -105,7 +105,7 @@ def _plan_of(spec: ModelSpec, place: Path, rooms: Sequence[DeviceRoom]) -> Memor
         tp=spec.tp,
         kv_tokens=need.ranks[0].kv_tokens,
         ranks=need.ranks,
-        gpu_ranks=need.gpu_ranks if any(one.device != "cpu" for one in fits) else [],
+        gpu_ranks=need.gpu_ranks if any(fit.device != "cpu" for fit in fits) else [],
         hosts=fits,
         remedies=[] if is_enough(fits, spec.tp) else _remedies(spec, files, need, fits),
     )
@@ -126,8 +126,8 @@ def needs_of(spec: ModelSpec, files: ModelFiles) -> list[RankNeed]:
 def _remedies(spec: ModelSpec, files: ModelFiles, need: ModelNeed, fits: Sequence[HostFit]) -> list[str]:
     """Changes of the specification, one at a time or a quantization with fewer KV tokens, with which one host has
     enough; and the ranks on several hosts."""
-    on_cpus = [one.has for one in fits if one.device == "cpu"]
-    remedies = _gpu_remedies(spec, need, [one for one in fits if one.device != "cpu"])
+    on_cpus = [fit.has for fit in fits if fit.device == "cpu"]
+    remedies = _gpu_remedies(spec, need, [fit for fit in fits if fit.device != "cpu"])
     if on_cpus:
         remedies += _cpu_remedies(spec, files, need.ranks, on_cpus)
     return list(dict.fromkeys(remedies))
@@ -136,8 +136,8 @@ def _remedies(spec: ModelSpec, files: ModelFiles, need: ModelNeed, fits: Sequenc
 def _gpu_remedies(spec: ModelSpec, need: ModelNeed, fits: Sequence[HostFit]) -> list[str]:
     """Fewer KV tokens with which each rank has its GPU on one host."""
     has: dict[str, list[int]] = {}
-    for one in fits:
-        has.setdefault(one.host, []).append(one.has)
+    for fit in fits:
+        has.setdefault(fit.host, []).append(fit.has)
     least = [sorted(own, reverse=True)[spec.tp - 1] for own in has.values() if len(own) >= spec.tp]
     if not least or not need.gpu_ranks:
         return []
@@ -153,7 +153,7 @@ def _cpu_remedies(spec: ModelSpec, files: ModelFiles, ranks: Sequence[RankNeed],
         remedies.append(f"--kv-tokens {fewer}")
     remedies += _quantized(spec, files, largest, fewer)
     if spec.tp > 1:
-        shares = sorted((one.total for one in ranks), reverse=True)
+        shares = sorted((rank.total for rank in ranks), reverse=True)
         if len(free) >= spec.tp and all(s <= f for s, f in zip(shares, sorted(free, reverse=True), strict=False)):
             remedies.append("--spread, with its ranks on several hosts")
         elif units := _uneven(spec, files, free):
@@ -169,7 +169,7 @@ def _uneven(spec: ModelSpec, files: ModelFiles, free: Sequence[int]) -> str:
 
     hosts = [Host(f"{index:04}", memory=size) for index, size in enumerate(free)]
     room = Room(hosts, {spec.name: uneven_need_of(spec, files)})
-    shares = [one.assignment.shares for one in place(spec, "r0", {}, room) if isinstance(one, Assign)]
+    shares = [action.assignment.shares for action in place(spec, "r0", {}, room) if isinstance(action, Assign)]
     return ":".join(map(str, shares[0])) if shares else ""
 
 
@@ -182,7 +182,7 @@ def _most_kv_tokens(spec: ModelSpec, files: ModelFiles, ranks: Sequence[RankNeed
     while most - fits > 1:
         middle = (fits + most) // 2
         needs = needs_of(msgspec.structs.replace(spec, kv_tokens=middle), files)
-        if sum(one.total for one in needs) <= free:
+        if sum(need.total for need in needs) <= free:
             fits = middle
         else:
             most = middle
@@ -200,7 +200,7 @@ def _quantized(spec: ModelSpec, files: ModelFiles, largest: int, fewer: int) -> 
             ranks = needs_of(msgspec.structs.replace(spec, quant=quant), files)
         except FurrowError:  # one that this model is not offered in
             continue
-        if sum(one.total for one in ranks) <= largest:
+        if sum(rank.total for rank in ranks) <= largest:
             return [f"--quant {quant}"]
     tokens = most_kv_tokens(ranks, largest)
     return [f"--quant {OTHER_QUANTS[-1]} --kv-tokens {tokens}"] if tokens >= max(LEAST_KV_TOKENS, 2 * fewer) else []
@@ -216,7 +216,7 @@ def _split(spec: ModelSpec, files: ModelFiles, free: Sequence[int]) -> str | Non
         split = msgspec.structs.replace(spec, tp=tp, devices=spec.devices * tp)
         try:
             validation.check(files.config, tp, spec.max_context, spec.quant)
-            shares = sorted((one.total for one in needs_of(split, files)), reverse=True)
+            shares = sorted((need.total for need in needs_of(split, files)), reverse=True)
         except FurrowError:  # its heads can't be divided so
             continue
         if all(share <= has for share, has in zip(shares, free, strict=False)):
@@ -225,16 +225,16 @@ def _split(spec: ModelSpec, files: ModelFiles, free: Sequence[int]) -> str | Non
 
 
 def _print(plan: MemoryPlan) -> None:
-    on_cpus = any(one.device == "cpu" for one in plan.hosts) or not plan.gpu_ranks
+    on_cpus = any(fit.device == "cpu" for fit in plan.hosts) or not plan.gpu_ranks
     if on_cpus:
         _print_need(plan, plan.ranks[0], "" if not plan.gpu_ranks else " on CPUs")
     if plan.gpu_ranks:
         _print_need(plan, plan.gpu_ranks[0], " on a GPU")
     rows = [("HOST", "NEEDS", "HAS", "")]
-    for one in plan.hosts:
-        verdict = "fits" if one.fits else f"{in_words(one.needs - one.has)} too little"
-        name = one.host if one.device == "cpu" else f"{one.host} {one.device}"
-        rows.append((name, in_words(one.needs), in_words(one.has), verdict))
+    for fit in plan.hosts:
+        verdict = "fits" if fit.fits else f"{in_words(fit.needs - fit.has)} too little"
+        name = fit.host if fit.device == "cpu" else f"{fit.host} {fit.device}"
+        rows.append((name, in_words(fit.needs), in_words(fit.has), verdict))
     echo_table(rows)
     for remedy in plan.remedies:
         echo_line(f"It fits with {remedy}.")
@@ -242,7 +242,7 @@ def _print(plan: MemoryPlan) -> None:
         echo_line("Neither fewer KV tokens nor a quantization nor the ranks on several of these hosts make it fit.")
 
 
-def _print_need(plan: MemoryPlan, rank: RankNeed, where: str) -> None:
+def _print_need(plan: MemoryPlan, rank: RankNeed, suffix: str) -> None:
     about = "" if rank.exact else "about "
     tokens = f" for {plan.kv_tokens:,} tokens" if rank.kv else ""
     parts = (
@@ -252,4 +252,4 @@ def _print_need(plan: MemoryPlan, rank: RankNeed, where: str) -> None:
         f"the process {in_words(rank.process)}",
     )
     whose = "it" if plan.tp == 1 else f"each of its {plan.tp} ranks"
-    echo_line(f"{plan.model}: {whose} needs {about}{in_words(rank.total)}{where}: {', '.join(parts)}.")
+    echo_line(f"{plan.model}: {whose} needs {about}{in_words(rank.total)}{suffix}: {', '.join(parts)}.")

@@ -38,7 +38,9 @@ def stage_of(overview: model_overviews.Overview) -> Stage:
     first = overview.state in ("loading", "recovering") and overview.detail
     text = f"{overview.model}: {overview.detail if first else overview.state}"
     text += f" ({overview.detail})" if overview.detail and not first else ""
-    shares = [(one.done_bytes / one.total_bytes, one) for one in overview.replicas if one.total_bytes]
+    shares = [
+        (replica.done_bytes / replica.total_bytes, replica) for replica in overview.replicas if replica.total_bytes
+    ]
     if not shares or overview.state not in ("loading", "recovering"):
         return Stage(text)
     _, best = max(shares, key=lambda share: share[0])

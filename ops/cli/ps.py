@@ -57,23 +57,25 @@ def running_replicas(client: SyncRedis) -> list[RunningReplica]:
                 memory_bytes=sum(beat.memory_bytes for beat in beats),
                 running=sum(beat.running for beat in beats),
                 queued=overview.queued,
-                serving_since_ms=next((one.loaded for one in epochs if one.epoch == replica.epoch), None),
+                serving_since_ms=next(
+                    (formation.loaded for formation in epochs if formation.epoch == replica.epoch), None
+                ),
             )
         )
     return rows
 
 
 COLUMNS: dict[str, Callable[[RunningReplica], object]] = {
-    "MODEL": lambda one: one.model,
-    "REPLICA": lambda one: one.replica,
-    "STATE": lambda one: one.state,
-    "HOST": lambda one: one.host or "-",
-    "DEVICES": lambda one: ",".join(one.devices) or "-",
-    "MEMORY": lambda one: in_words(one.memory_bytes),
-    "RUNNING": lambda one: one.running,
-    "QUEUED": lambda one: one.queued,
-    "SERVING FOR": lambda one: (
-        "-" if one.serving_since_ms is None else duration(max(0, now_ms() - one.serving_since_ms))
+    "MODEL": lambda replica: replica.model,
+    "REPLICA": lambda replica: replica.replica,
+    "STATE": lambda replica: replica.state,
+    "HOST": lambda replica: replica.host or "-",
+    "DEVICES": lambda replica: ",".join(replica.devices) or "-",
+    "MEMORY": lambda replica: in_words(replica.memory_bytes),
+    "RUNNING": lambda replica: replica.running,
+    "QUEUED": lambda replica: replica.queued,
+    "SERVING FOR": lambda replica: (
+        "-" if replica.serving_since_ms is None else duration(max(0, now_ms() - replica.serving_since_ms))
     ),
 }
 
@@ -106,19 +108,19 @@ def history(model: str, as_json: bool, redis_url: str | None) -> None:
     echo_list(events, EVENT_COLUMNS, f"No epochs of '{model}' are known.", as_json)
 
 
-def _detail(one: EpochEvent) -> str:
-    if one.event == "fault":
-        rank = "" if one.rank is None else f"rank {one.rank}: "
-        return f"{rank}{one.kind}: {one.message}"
-    stages = (("gathered", one.gathered_ms), ("joined", one.joined_ms), ("loaded", one.loaded_ms))
+def _detail(event: EpochEvent) -> str:
+    if event.event == "fault":
+        rank = "" if event.rank is None else f"rank {event.rank}: "
+        return f"{rank}{event.kind}: {event.message}"
+    stages = (("gathered", event.gathered_ms), ("joined", event.joined_ms), ("loaded", event.loaded_ms))
     return ", ".join(f"{name} in {duration(ms or 0)}" for name, ms in stages)
 
 
 EVENT_COLUMNS: dict[str, Callable[[EpochEvent], object]] = {
-    "TIME": lambda one: _when(one.at_ms),
-    "REPLICA": lambda one: one.replica,
-    "EPOCH": lambda one: one.epoch,
-    "EVENT": lambda one: one.event,
+    "TIME": lambda event: _when(event.at_ms),
+    "REPLICA": lambda event: event.replica,
+    "EPOCH": lambda event: event.epoch,
+    "EVENT": lambda event: event.event,
     "DETAIL": _detail,
 }
 

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 
 import click
 import msgspec
@@ -21,11 +20,10 @@ from control.operations.options import connect_to_farm, redis_option
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
-from control.requests import DeadLetter
 from control.requests.upkeep.replay import TENANT, Difference, KeptRequest, differences, find_kept, fingerprints
 from control.requests.upkeep.replay import replay as compute_again
 from control.requests.upkeep.running import OpenRequest, bare_id, life_of
-from ops.cli.tables import duration, echo_json, echo_line, echo_list, json_option
+from ops.cli.tables import duration, echo_json, echo_line, echo_list, json_option, utc
 
 MOST = 1_000
 
@@ -48,16 +46,16 @@ def list_requests(model: str | None, tenant: str | None, as_json: bool, redis_ur
 
 
 COLUMNS: dict[str, Callable[[OpenRequest], object]] = {
-    "ID": lambda one: one.id,
-    "MODEL": lambda one: one.model,
-    "STATE": lambda one: "cancelled" if one.cancelled else one.state,
-    "AGE": lambda one: duration(one.age_ms),
-    "TENANT": lambda one: one.tenant,
-    "PRIORITY": lambda one: one.priority,
-    "PROMPT": lambda one: one.prompt_tokens,
-    "ANSWER": lambda one: one.completion_tokens,
-    "ATTEMPTS": lambda one: one.attempts,
-    "REPLICA": lambda one: one.replica or "-",
+    "ID": lambda request: request.id,
+    "MODEL": lambda request: request.model,
+    "STATE": lambda request: "cancelled" if request.cancelled else request.state,
+    "AGE": lambda request: duration(request.age_ms),
+    "TENANT": lambda request: request.tenant,
+    "PRIORITY": lambda request: request.priority,
+    "PROMPT": lambda request: request.prompt_tokens,
+    "ANSWER": lambda request: request.completion_tokens,
+    "ATTEMPTS": lambda request: request.attempts,
+    "REPLICA": lambda request: request.replica or "-",
 }
 
 
@@ -120,7 +118,7 @@ def list_dead(model: str, as_json: bool, redis_url: str | None) -> None:
     if not letters:
         echo_line(f"No dead letters of '{model}'.")
     for letter in letters:
-        echo_line(f"{_when(letter)}  {letter.rid}  {letter.prompt_tokens:>7}  {letter.cause}")
+        echo_line(f"{utc(letter.at_ms / 1000)}  {letter.rid}  {letter.prompt_tokens:>7}  {letter.cause}")
 
 
 @dead.command(name="show")
@@ -162,10 +160,6 @@ def drop(model: str, rid: str, redis_url: str | None) -> None:
     client = connect_to_farm(redis_url)
     run(client, control_requests.drop_letter(model, control_requests.dead_letter(client, model, rid)))
     echo_line(f"{rid} is dropped.")
-
-
-def _when(letter: DeadLetter) -> str:
-    return datetime.fromtimestamp(letter.at_ms / 1000, UTC).isoformat(timespec="seconds")
 
 
 # --- replays ----------------------------------------------------------------------------------------------------------
@@ -216,7 +210,7 @@ def compare(original: KeptRequest, entries: list[LogEntry]) -> tuple[bool, list[
     changes = differences(original, entries)
     then = fingerprints(original.entries)
     now = fingerprints(entries)
-    lines = [_describe(one) for one in changes]
+    lines = [_describe(difference) for difference in changes]
     if then != now:
         words = [", ".join(names) or "unknown" for names in (then, now)]
         lines.insert(0, f"Another backend: {words[0]} then, {words[1]} now. The bits may differ.")
@@ -226,8 +220,9 @@ def compare(original: KeptRequest, entries: list[LogEntry]) -> tuple[bool, list[
     return bool(changes), lines
 
 
-def _describe(one: Difference) -> str:
-    return f"choice {one.choice} differs at entry {one.position}: {_shown(one.then)} then, {_shown(one.now)} now"
+def _describe(difference: Difference) -> str:
+    place = f"choice {difference.choice} differs at entry {difference.position}"
+    return f"{place}: {_shown(difference.then)} then, {_shown(difference.now)} now"
 
 
 def _shown(entry: LogEntry | None) -> str:

@@ -44,9 +44,9 @@ def selftest(device: str | None, model: Path | None, dtype: str, tp: int, as_jso
     from worker.selftest import report
     from worker.selftest.shapes import DEFAULT, of_config
 
-    chosen = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    device_name = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
-        where = report.present(chosen)
+        torch_device = report.present(device_name)
     except DevicesError as error:
         click.echo(f"furrow: {error}", err=True)
         sys.exit(ABSENT)
@@ -54,12 +54,12 @@ def selftest(device: str | None, model: Path | None, dtype: str, tp: int, as_jso
     if model is not None:
         config = validation.inspect(model).config
         validation.check(config, tp)
-        kind = resolve_dtype(dtype, where.type, config).name
+        kind = resolve_dtype(dtype, torch_device.type, config).name
         shapes = (of_config(config, kind, tp),)
     elif dtype != "auto" or tp != 1:
         raise SettingsError("--dtype and --tp belong to a model: give --model FOLDER")
-    click.echo(f"trying the kernels of {chosen}; the first time they are compiled ...", err=True)
-    verdicts = report.selftest(str(where), shapes)
+    click.echo(f"trying the kernels of {device_name}; the first time they are compiled ...", err=True)
+    verdicts = report.selftest(str(torch_device), shapes)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(verdicts)).decode())
     else:

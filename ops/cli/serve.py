@@ -111,12 +111,12 @@ def serve(
     with ExitStack() as stack:
         redis, server = named_or_private(redis_url, data, port, redis_memory, stack)
         # By its folder: neither a command line nor the children's environment has the private server's password.
-        named = {"FURROW_REDIS_URL": redis, REDIS_AWAITED: "1" if server is not None else "0"}
+        redis_settings = {"FURROW_REDIS_URL": redis, REDIS_AWAITED: "1" if server is not None else "0"}
         limits = {"FURROW_MEMORY": memory, **engines} if memory else engines
         fixed = {FIXED_KEYS_VARIABLE: " ".join(api_keys)} if api_keys else {}
         level = log_level("info" if verbose else "warning")
         logged = {"FURROW_LOG_LEVEL": level}
-        supervisor = Supervisor({**named, **fixed, **limits, **logged, **demo_environment()}, say)
+        supervisor = Supervisor({**redis_settings, **fixed, **limits, **logged, **demo_environment()}, say)
         listening = ["--host", host, "--port", str(port), "--keys" if asks else "--no-auth"]
         patience = STOP_LIMIT_S + context.params["grace"]
         worker = Part("worker", "worker.agent.supervision", [])
@@ -172,12 +172,12 @@ def build_specs(
             raise SettingsError("--name and --gguf are for one model; --models offers each under its own name")
         options.pop("gguf", None)
         specs += [
-            build_spec(one.source, name=one.name, gguf=one.gguf, replicas="0..1", idle_s=idle_s, **options)
+            build_spec(entry.source, name=entry.name, gguf=entry.gguf, replicas="0..1", idle_s=idle_s, **options)
             for folder in folders
-            for one in local_models(folder)
+            for entry in local_models(folder)
         ]
     names = [spec.name for spec in specs]
-    if twice := sorted({one for one in names if names.count(one) > 1}):
+    if twice := sorted({model_name for model_name in names if names.count(model_name) > 1}):
         raise SettingsError(f"two models would have the name '{twice[0]}'; serve one of them alone with --name")
     return specs
 
@@ -190,15 +190,15 @@ def in_words(names: Sequence[str]) -> str:
 
 
 def named_or_private(
-    named: str | None, data: str | None, port: int, memory: str | None, stack: ExitStack
+    redis: str | None, data: str | None, port: int, memory: str | None, stack: ExitStack
 ) -> tuple[str, EmbeddedServer | None]:
     """The Redis to use, as a URL or a path; and the private server, which is starting on that path, if none is
     named."""
-    named = named or os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL")
-    if named and memory:
+    redis = redis or os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL")
+    if redis and memory:
         raise SettingsError("--redis-memory is for the private server; a Redis that you name has its own maxmemory")
-    if named:
-        return redis_reference(named), None
+    if redis:
+        return redis_reference(redis), None
     size = server_bytes(memory)
     folder = data_folder(data, port, stack).resolve()
     server = EmbeddedServer(folder, memory=size)

@@ -104,7 +104,7 @@ def _program() -> list[str]:
 
 def _quoted(word: str) -> str:
     """A word of a unit: `%` is not replaced, spaces and quotes do not end it. Raises SettingsError."""
-    if any(ord(one) < 32 for one in word):
+    if any(ord(character) < 32 for character in word):
         raise SettingsError(f"{word!r} has a line break or another control character, which a unit can't have.")
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"' if not word or set(word) & set(" \t'\"\\;#") else escaped

@@ -28,8 +28,8 @@ TICK_S = 0.1
 
 def reminder_of_keys(client: SyncRedis, host: str, folder: Path | None) -> str:
     """The instruction to make the key that clients need; `folder` is the private server's."""
-    where = f" --redis {shlex.quote(str(folder))}" if folder is not None else ""
-    return why_asked(host, run(client, access.count()), where)
+    option = f" --redis {shlex.quote(str(folder))}" if folder is not None else ""
+    return why_asked(host, run(client, access.count()), option)
 
 
 def desire(client: SyncRedis, specs: Sequence[ModelSpec], alone: bool) -> None:
@@ -78,10 +78,10 @@ def wait_until_served(
                 waiting.show(Stage("Redis does not answer; waiting for it"))
                 time.sleep(TICK_S)
                 continue
-            for one in overviews:
-                if one.state == "failed":
-                    raise ModelUnavailable(one.model, "failed", one.detail)
-            missing = [one for one in overviews if one.state != "loaded" and not is_offered(one)]
+            for overview in overviews:
+                if overview.state == "failed":
+                    raise ModelUnavailable(overview.model, "failed", overview.detail)
+            missing = [overview for overview in overviews if overview.state != "loaded" and not is_offered(overview)]
             if not missing and is_ready(address):
                 return
             waiting.show(stage_here(missing[0]) if missing else Stage("loaded; waiting for the API process"))

@@ -32,7 +32,7 @@ from worker.weights.safetensors_header import read_headers
 from worker.weights.schemes import scheme_of
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class FarmModel(msgspec.Struct, frozen=True, kw_only=True):
     """The model as the farm serves it: settings, and what it has loaded. `kernels` and `kv_tokens` are None before."""
 
     spec: ModelSpec
@@ -51,7 +51,7 @@ class ModelShown(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     files: ModelSummary | None
     files_missing: str | None
-    served: Served | None
+    served: FarmModel | None
 
 
 @click.command()
@@ -86,8 +86,8 @@ def _shown(model: str, gguf: str | None, redis_url: str | None) -> ModelShown:
     try:
         place = on_this_host(source, gguf)
         if place is None:
-            what = "" if served is not None else "no model of a farm that --redis or REDIS_URL names, and "
-            raise ModelFilesError(f"'{source}' is {what}no repository that is whole in this host's cache.")
+            prefix = "" if served is not None else "no model of a farm that --redis or REDIS_URL names, and "
+            raise ModelFilesError(f"'{source}' is {prefix}no repository that is whole in this host's cache.")
         images = served.spec.images if served is not None else True
         files = summarize(inspect(place, images), images)
         missing = None
@@ -99,7 +99,7 @@ def _shown(model: str, gguf: str | None, redis_url: str | None) -> ModelShown:
     return ModelShown(name=model, source=source, files=files, files_missing=missing, served=served)
 
 
-def _served(model: str, redis_url: str | None) -> Served | None:
+def _served(model: str, redis_url: str | None) -> FarmModel | None:
     """The farm's model of this name. Without a farm, or for a path, None."""
     if Path(model).expanduser().exists() or farm_named(redis_url) is None:
         return None
@@ -108,17 +108,17 @@ def _served(model: str, redis_url: str | None) -> Served | None:
     if spec is None:
         if model == "demo" or "/" in model or model.lower().endswith(".gguf"):
             return None
-        raise ModelNotFound(model, [one.name for one in catalog.list_specs(client)])
+        raise ModelNotFound(model, [other.name for other in catalog.list_specs(client)])
     assets = catalog.get_assets(client, model)
     forms = None if assets is None else forms_of(assets.chat_template, Vocabulary(assets, NoEncoder()))
-    return Served(
+    return FarmModel(
         spec=spec,
         context_length=None if assets is None else assets.context_length,
         kv_tokens=None if assets is None else assets.kv_tokens,
         tool_format=None if forms is None else forms.calls,
         thinking=None if forms is None else forms.thinking is not None,
         template=None if assets is None else assets.chat_template,
-        kernels={name: one.kernels for name, one in run(client, backends(model)).items()},
+        kernels={name: backend.kernels for name, backend in run(client, backends(model)).items()},
     )
 
 
@@ -138,7 +138,7 @@ def _lines(shown: ModelShown) -> list[tuple[str, Any]]:
 def _file_lines(files: ModelSummary) -> list[tuple[str, Any]]:
     shape = {"layers": files.layers, "width": files.hidden_size, "heads": files.heads}
     shape |= {"key-value heads": files.kv_heads, "experts": files.experts or None}
-    size = sum(one.bytes for one in files.files)
+    size = sum(file.bytes for file in files.files)
     lines: list[tuple[str, Any]] = [
         ("kind", files.kind + (", takes images" if files.images else "")),
         ("architecture", files.architecture),
@@ -149,7 +149,7 @@ def _file_lines(files: ModelSummary) -> list[tuple[str, Any]]:
         ("shape", ", ".join(f"{value} {name}" for name, value in shape.items() if value is not None)),
         ("template", "none" if files.template is None else f"{len(files.template)} characters (--template prints it)"),
         ("licence", files.licence or "not named"),
-        ("tensors", ", ".join(f"{one.tensors} {name} ({in_words(one.bytes)})" for name, one in files.types.items())),
+        ("tensors", ", ".join(f"{kind.tensors} {name} ({in_words(kind.bytes)})" for name, kind in files.types.items())),
     ]
     return [*lines, ("files", f"{len(files.files)} with {in_words(size)}: {_first(files)}")]
 
@@ -159,7 +159,7 @@ def _first(files: ModelSummary) -> str:
     return first if len(files.files) == 1 else f"{first} …"
 
 
-def _served_lines(served: Served) -> list[tuple[str, Any]]:
+def _served_lines(served: FarmModel) -> list[tuple[str, Any]]:
     defaults = ModelSpec(name="", source="")
     changed = {
         field: value
@@ -175,7 +175,7 @@ def _served_lines(served: Served) -> list[tuple[str, Any]]:
         ("tool format", served.tool_format or "none that is known: calls of this model are not understood"),
         ("reasoning", "yes" if served.thinking else "no"),
     ]
-    return [*lines, *(("kernels", f"{name}: {', '.join(one)}") for name, one in sorted(served.kernels.items()))]
+    return [*lines, *(("kernels", f"{name}: {', '.join(names)}") for name, names in sorted(served.kernels.items()))]
 
 
 def in_numbers(count: int) -> str:
@@ -263,7 +263,7 @@ def summarize(files: ModelFiles, images: bool = True) -> ModelSummary:
     return ModelSummary(
         kind="generate" if pooling is None else pooling.kind,
         architecture=str(config["model_type"]),
-        parameters=sum(one.weights for one in tensors),
+        parameters=sum(tensor.weights for tensor in tensors),
         quantization=_quantization(files, tensors),
         context_length=context_length(config),
         vocab_size=int(config["vocab_size"]),
@@ -283,17 +283,17 @@ def summarize(files: ModelFiles, images: bool = True) -> ModelSummary:
 def _types(tensors: list[_Tensor]) -> dict[str, TensorKind]:
     """The most bytes first."""
     counts: dict[str, tuple[int, int]] = {}
-    for one in tensors:
-        count, size = counts.get(one.type, (0, 0))
-        counts[one.type] = count + 1, size + one.bytes
+    for tensor in tensors:
+        count, size = counts.get(tensor.type, (0, 0))
+        counts[tensor.type] = count + 1, size + tensor.bytes
     order = sorted(counts.items(), key=lambda item: -item[1][1])
     return {name: TensorKind(tensors=count, bytes=size) for name, (count, size) in order}
 
 
 def _tensors(paths: list[Path]) -> Iterator[_Tensor]:
-    for name, one in read_headers(paths).items():
-        kind = one.type.name
-        yield _Tensor(name, kind.lower(), one.shape, one.bytes, _weights(name, kind, one.shape))
+    for name, tensor in read_headers(paths).items():
+        kind = tensor.type.name
+        yield _Tensor(name, kind.lower(), tensor.shape, tensor.bytes, _weights(name, kind, tensor.shape))
 
 
 def _weights(name: str, kind: str, shape: tuple[int, ...]) -> int:
@@ -305,8 +305,8 @@ def _weights(name: str, kind: str, shape: tuple[int, ...]) -> int:
 
 
 def _gguf_tensors(model: GgufModel) -> Iterator[_Tensor]:
-    for name, one in model.tensors.items():
-        yield _Tensor(name, one.type.name, one.shape, one.bytes, prod(one.shape))
+    for name, tensor in model.tensors.items():
+        yield _Tensor(name, tensor.type.name, tensor.shape, tensor.bytes, prod(tensor.shape))
 
 
 def _quantization(files: ModelFiles, tensors: list[_Tensor]) -> str | None:
@@ -325,8 +325,8 @@ def _template(files: ModelFiles) -> str | None:
 
 def _licence(files: ModelFiles) -> str | None:
     """As the files name it: a GGUF file's field, else the head of README.md, else the name of a licence's file."""
-    if files.gguf is not None and (named := files.gguf.text("general.license", None)):
-        return str(named)
+    if files.gguf is not None and (licence := files.gguf.text("general.license", None)):
+        return str(licence)
     if files.folder is None:
         return None
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, TextIO, TypeVar
 
 import click
@@ -92,6 +93,15 @@ def echo_json(data: Any) -> None:
     """Data with msgspec's or plain types, indented. A list is an array of objects, [] where there is none, and all else
     an object; fields are those of GET /farm where that has the same."""
     click.echo(msgspec.json.format(msgspec.json.encode(data), indent=2))
+
+
+def utc(seconds: float) -> str:
+    """A time, in seconds since 1970.
+
+    >>> utc(0)
+    '1970-01-01T00:00:00+00:00'
+    """
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def duration(ms: float) -> str:

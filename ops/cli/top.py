@@ -28,8 +28,8 @@ _STYLES = {"loaded": "green", "failed": "bold red", "poisoned": "red", "recoveri
 
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`pending_ms`: the age of its command. `slow`: other ranks of its group wait for it, in most of their
-    forwards, or in a long command in which it got on since the last reading and another rank did not."""
+    """`pending_ms`: the age of its command. `slow`: the other ranks of its group wait for it, either in most of their
+    forwards, or in a long command: since the last reading it made progress there, and another rank made none."""
 
     rank: int
     device: str
@@ -78,41 +78,42 @@ class Rates:
         now = time.monotonic()
         return [
             ModelRow(
-                model=one.model,
-                state=one.state,
-                paused=one.paused,
-                queued=one.queued,
-                expected_wait_ms=one.load.expected_wait_ms,
-                wanted=one.wanted,
-                serving=sum(replica.state == "loaded" for replica in one.replicas),
+                model=overview.model,
+                state=overview.state,
+                paused=overview.paused,
+                queued=overview.queued,
+                expected_wait_ms=overview.load.expected_wait_ms,
+                wanted=overview.wanted,
+                serving=sum(replica.state == "loaded" for replica in overview.replicas),
                 replicas=[
-                    self._replica(one.model, replica, kv_tokens.get(one.model, 0), now) for replica in one.replicas
+                    self._replica(overview.model, replica, kv_tokens.get(overview.model, 0), now)
+                    for replica in overview.replicas
                 ],
             )
-            for one in overviews
+            for overview in overviews
         ]
 
-    def _replica(self, model: str, one: model_overviews.ReplicaOverview, kv_tokens: int, now: float) -> ReplicaRow:
-        leader = one.beats[0] if one.beats else None
-        since, before = self._last.get((model, one.replica), (now, []))
-        self._last[model, one.replica] = now, one.beats
+    def _replica(self, model: str, replica: model_overviews.ReplicaOverview, kv_tokens: int, now: float) -> ReplicaRow:
+        leader = replica.beats[0] if replica.beats else None
+        since, before = self._last.get((model, replica.replica), (now, []))
+        self._last[model, replica.replica] = now, replica.beats
         rate = first = None
         last = before[0] if before else None
         if leader is not None and last is not None and now > since and leader.tokens >= last.tokens:
             rate = (leader.tokens - last.tokens) / (now - since)
             firsts = leader.first_tokens - last.first_tokens
             first = (leader.first_tokens_ms - last.first_tokens_ms) / firsts if firsts > 0 else None
-        slow = _slow(before, one.beats).union(one.slow)
+        slow = _slow(before, replica.beats).union(replica.slow)
         return ReplicaRow(
-            replica=one.replica,
-            state=one.state,
-            detail=one.detail,
-            host=one.host,
+            replica=replica.replica,
+            state=replica.state,
+            detail=replica.detail,
+            host=replica.host,
             running=leader.running if leader is not None else 0,
             tokens_per_second=rate,
             first_token_ms=first,
             kv_usage=leader.kv_used / kv_tokens if leader is not None and kv_tokens else None,
-            ranks=[_rank(rank, beat, rank in slow) for rank, beat in enumerate(one.beats) if beat is not None],
+            ranks=[_rank(rank, beat, rank in slow) for rank, beat in enumerate(replica.beats) if beat is not None],
         )
 
 
@@ -178,7 +179,7 @@ def _turn(client: SyncRedis, rates: Rates) -> Any:
 
 def _read(client: SyncRedis, rates: Rates) -> list[ModelRow]:
     overviews = model_overviews.overviews(client)
-    assets = {one.model: catalog.get_assets(client, one.model) for one in overviews}
+    assets = {overview.model: catalog.get_assets(client, overview.model) for overview in overviews}
     return rates.rows(overviews, {name: card.kv_tokens for name, card in assets.items() if card is not None})
 
 
@@ -234,11 +235,11 @@ def _cells(model: ModelRow, replica: ReplicaRow, first: bool) -> list[Text]:
 def _totals(rows: list[ModelRow]) -> list[str]:
     """Of all models: requests that run and wait, tokens a second, memory of the ranks."""
     replicas = [replica for model in rows for replica in model.replicas]
-    rates = [one.tokens_per_second for one in replicas if one.tokens_per_second is not None]
-    ranks = [rank for one in replicas for rank in one.ranks]
+    rates = [replica.tokens_per_second for replica in replicas if replica.tokens_per_second is not None]
+    ranks = [rank for replica in replicas for rank in replica.ranks]
     queued = sum(model.queued for model in rows)
     rate = f"{sum(rates):.1f}" if rates else "-"
-    running = sum(one.running for one in replicas)
+    running = sum(replica.running for replica in replicas)
     memory = f"{len(ranks)} ranks, {in_words(sum(rank.memory_bytes for rank in ranks))}"
     return ["all", str(len(replicas)), "", "", str(running), str(queued), "", rate, "", "", memory, ""]
 

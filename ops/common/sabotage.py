@@ -49,7 +49,7 @@ sys.meta_path.insert(0, Saboteur())
 class Sabotage:
     """`module` is changed by `code`, the body of a function of it; `kinds` are the checks that then must fail."""
 
-    what: str
+    behaviour: str
     """The wrong behaviour of the changed processes, as the end of "although ..."."""
     module: str
     code: str

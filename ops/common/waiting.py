@@ -15,12 +15,12 @@ class NotInTime(FurrowError):
     """A condition did not become true in time."""
 
 
-def until(condition: Callable[[], T | None], awaited: str, seconds: float = 30.0, tick: float = 0.02) -> T:
-    """Poll `condition` and return its first true value. Raises NotInTime naming `awaited`."""
+def until(condition: Callable[[], T | None], event: str, seconds: float = 30.0, tick: float = 0.02) -> T:
+    """Poll `condition` and return its first true value. Raises NotInTime naming `event`."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise NotInTime(f"not within {seconds:g} s: {awaited}")
+            raise NotInTime(f"not within {seconds:g} s: {event}")
         time.sleep(tick)
     return value
 

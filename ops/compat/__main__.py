@@ -12,9 +12,9 @@ import click
 
 from control.errors import SettingsError
 from ops.compat import clients
-from ops.compat.clients import CLIENTS, Client, client
+from ops.compat.clients import CLIENTS, Client, find_client
 from ops.compat.leader_faults import KEEP_ALIVE_S, leader_faults
-from ops.compat.runs import Run, judged, page, run
+from ops.compat.runs import ClientRun, judged, page, run
 from ops.compat.scripted import DEMONSTRATION, FORMS, scripted_farm
 from ops.harness.farm import DEMO, demo_spec, private_farm
 from ops.harness.program import run as run_program
@@ -30,17 +30,17 @@ def compat() -> None:
 @compat.command("list")
 def list_clients() -> None:
     """List the clients, and the version of each that is installed."""
-    for one in CLIENTS:
-        click.echo(f"{one.name:16} {clients.version(one) or 'not installed':16} {one.title}")
+    for client in CLIENTS:
+        click.echo(f"{client.name:16} {clients.version(client) or 'not installed':16} {client.title}")
 
 
 @compat.command()
 @click.argument("names", nargs=-1)
 def install(names: tuple[str, ...]) -> None:
     """Install the named clients, or all of them."""
-    for chosen in _chosen(names):
-        click.echo(f"{chosen.name}: {', '.join(chosen.packages)}", err=True)
-        click.echo(f"{chosen.name} {clients.install(chosen)}")
+    for client in _clients_of(names):
+        click.echo(f"{client.name}: {', '.join(client.packages)}", err=True)
+        click.echo(f"{client.name} {clients.install(client)}")
 
 
 @compat.command("run")
@@ -50,43 +50,43 @@ def install(names: tuple[str, ...]) -> None:
 @click.option("--write", is_flag=True, help="Write docs/compatibility.md; takes a run of all clients.")
 def run_clients(names: tuple[str, ...], base_url: str | None, form: str, write: bool) -> None:
     """Run the named clients, or all that are installed; exit status 1 where one does what it should not."""
-    chosen = [one for one in _chosen(names) if names or clients.missing(one) is None]
-    absent = [why for one in chosen if (why := clients.missing(one)) is not None]
-    if absent or not chosen:
+    runnable = [client for client in _clients_of(names) if names or clients.missing(client) is None]
+    absent = [why for client in runnable if (why := clients.missing(client)) is not None]
+    if absent or not runnable:
         raise SettingsError("; ".join(absent) or "No client is installed: python -m ops.compat install")
-    if write and len(chosen) < len(CLIENTS):
+    if write and len(runnable) < len(CLIENTS):
         raise SettingsError("--write takes a run of all clients: python -m ops.compat install")
     with (
         tempfile.TemporaryDirectory(prefix="furrow-compat-") as data,
         scripted_farm(DEMO, Path(data), form=form) as scripted_url,
         _farm(base_url) as (url, fault_url),
     ):
-        runs = [_run_one(one, url, fault_url, f"{scripted_url}/v1") for one in chosen]
+        runs = [_run_one(client, url, fault_url, f"{scripted_url}/v1") for client in runnable]
     for other in FORMS if form == DEMONSTRATION else ():
         if other != DEMONSTRATION:
-            _run_form(other, [done for done in runs if done.client.orders])
+            _run_form(other, [client_run for client_run in runs if client_run.client.orders])
     if write:
         PAGE.write_text(page(runs))
-    sys.exit(any(done.faults for done in runs))
+    sys.exit(any(client_run.faults for client_run in runs))
 
 
-def _run_one(chosen: Client, url: str, fault_url: str, scripted_url: str) -> Run:
+def _run_one(client: Client, url: str, fault_url: str, scripted_url: str) -> ClientRun:
     more = {"fault_url": fault_url, "scripted_url": scripted_url}
-    done = judged(chosen, lambda samples: run(chosen, url, DEMO, samples=samples, **more))
-    _show(done)
-    for fault in done.faults:
+    client_run = judged(client, lambda samples: run(client, url, DEMO, samples=samples, **more))
+    _show(client_run)
+    for fault in client_run.faults:
         click.echo(f"  FAULT {fault}", err=True)
-    return done
+    return client_run
 
 
-def _show(done: Run) -> None:
-    click.echo(f"{done.client.name} {done.version}")
-    for result in done.results:
-        verdict = result.verdict(done.client)
+def _show(client_run: ClientRun) -> None:
+    click.echo(f"{client_run.client.name} {client_run.version}")
+    for result in client_run.results:
+        verdict = result.verdict(client_run.client)
         click.echo(f"  {verdict:7} {result.check}" + ("" if result.ok else f": {result.detail[-300:]}"))
 
 
-def _run_form(form: str, runs: list[Run]) -> None:
+def _run_form(form: str, runs: list[ClientRun]) -> None:
     """Add the tool loops of agents on the model that writes in `form` to their runs."""
     if not runs:
         return
@@ -94,10 +94,10 @@ def _run_form(form: str, runs: list[Run]) -> None:
         tempfile.TemporaryDirectory(prefix="furrow-compat-") as data,
         scripted_farm(DEMO, Path(data), form=form) as url,
     ):
-        for done in runs:
-            loops = run(done.client, f"{url}/v1", DEMO, scripted_url=f"{url}/v1", form=form)
+        for client_run in runs:
+            loops = run(client_run.client, f"{url}/v1", DEMO, scripted_url=f"{url}/v1", form=form)
             _show(loops)
-            done.results.extend(loops.results)
+            client_run.results.extend(loops.results)
 
 
 @contextmanager
@@ -113,12 +113,12 @@ def _farm(base_url: str | None) -> Generator[tuple[str, str]]:
         yield f"{farm.url}/v1", fault_url
 
 
-def _chosen(names: tuple[str, ...]) -> list[Client]:
-    clients_of = [client(name) for name in names] if names else list(CLIENTS)
-    unknown = [name for name, one in zip(names, clients_of, strict=False) if one is None]
+def _clients_of(names: tuple[str, ...]) -> list[Client]:
+    clients_of = [find_client(name) for name in names] if names else list(CLIENTS)
+    unknown = [name for name, client in zip(names, clients_of, strict=False) if client is None]
     if unknown:
-        raise SettingsError(f"Unknown client {unknown[0]!r}; known are {', '.join(one.name for one in CLIENTS)}.")
-    return [one for one in clients_of if one is not None]
+        raise SettingsError(f"Unknown client {unknown[0]!r}; known are {', '.join(client.name for client in CLIENTS)}.")
+    return [client for client in clients_of if client is not None]
 
 
 if __name__ == "__main__":

@@ -183,8 +183,8 @@ CLIENTS: tuple[Client, ...] = (
 )
 
 
-def client(name: str) -> Client | None:
-    return next((one for one in CLIENTS if one.name == name), None)
+def find_client(name: str) -> Client | None:
+    return next((client for client in CLIENTS if client.name == name), None)
 
 
 # --- environments -----------------------------------------------------------------------------------------------------
@@ -200,9 +200,9 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 def root() -> Path:
     """FURROW_CLIENTS, or a folder in the user's cache."""
-    named = os.environ.get(FOLDER)
-    if named:
-        return Path(named)
+    directory = os.environ.get(FOLDER)
+    if directory:
+        return Path(directory)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "furrow" / "clients"
 
 
@@ -272,8 +272,8 @@ def _install_node(client: Client, place: Path) -> str:
     return json.loads((place / "node_modules" / client.package / "package.json").read_text())["version"]
 
 
-def _run(what: list[str]) -> str:
-    done = subprocess.run(what, capture_output=True, text=True, timeout=INSTALL_LIMIT_S)
-    if done.returncode != 0:
-        raise SettingsError(f"{' '.join(what[:4])} … failed: {(done.stderr or done.stdout)[-800:]}")
-    return done.stdout
+def _run(words: list[str]) -> str:
+    process = subprocess.run(words, capture_output=True, text=True, timeout=INSTALL_LIMIT_S)
+    if process.returncode != 0:
+        raise SettingsError(f"{' '.join(words[:4])} … failed: {(process.stderr or process.stdout)[-800:]}")
+    return process.stdout

@@ -10,9 +10,12 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import psutil
+
 from control.keys import ModelKeys
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
+from control.replicas import health
 from ops.common.waiting import until
 
 KEEP_ALIVE_S = 0.1
@@ -44,7 +47,7 @@ def leader_faults(redis_url: str, model: str) -> Generator[str]:
             pid = leader_pid(client, model)
             if path == "/kill":
                 os.kill(pid, signal.SIGKILL)
-                until(lambda: not _lives(pid), "the leader is dead", BUSY_WITHIN_S, 0.005)
+                until(lambda: not psutil.pid_exists(pid), "the leader is dead", BUSY_WITHIN_S, 0.005)
             else:
                 os.kill(pid, signal.SIGSTOP)
                 threads.append(threading.Thread(target=_go_on, args=(pid,)))
@@ -74,18 +77,10 @@ def leader_faults(redis_url: str, model: str) -> Generator[str]:
 
 def leader_pid(client: SyncRedis, model: str) -> int:
     """The process of rank 0, as its heartbeat says. Raises LookupError where there is none."""
-    pid = client.hget(ModelKeys(model).replica(REPLICA).heartbeat(0), "pid")
-    if pid is None:
+    beat = health.heartbeats(client, model, REPLICA, 1)[0]
+    if beat is None:
         raise LookupError(f"Model {model!r} has no leader whose heart beats.")
-    return int(pid)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    return beat.pid
 
 
 def _go_on(pid: int) -> None:

@@ -33,7 +33,7 @@ Verdict = Literal["works", "gap", "broken", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CheckResult:
     """A check of a script; `detail` says why it failed."""
 
     check: str
@@ -47,10 +47,10 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ClientRun:
     client: Client
     version: str
-    results: list[Result]
+    results: list[CheckResult]
 
     @property
     def faults(self) -> list[str]:
@@ -60,8 +60,10 @@ class Run:
             for result in self.results
             if (verdict := result.verdict(self.client)) in ("broken", "closed")
         ]
-        seen = {result.check for result in self.results}
-        return faults + [f"{gap}: is listed as a gap, and was not tried" for gap in self.client.gaps if gap not in seen]
+        checks = {result.check for result in self.results}
+        return faults + [
+            f"{gap}: is listed as a gap, and was not tried" for gap in self.client.gaps if gap not in checks
+        ]
 
 
 def run(
@@ -73,7 +75,7 @@ def run(
     fault_url: str = "",
     scripted_url: str = "",
     form: str = "",
-) -> Run:
+) -> ClientRun:
     """Run the client's script against `base_url` (with /v1); `samples` is where a script may leave what it measured.
 
     `fault_url` is that of `leader_faults`; without one the checks of disturbed streams are left out.
@@ -101,19 +103,21 @@ def run(
         if not name.startswith(("OPENAI_", "ANTHROPIC_", "OLLAMA_", "PYTHON"))
     }
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             clients.command(client),
             capture_output=True,
             text=True,
             timeout=RUN_LIMIT_S,
             env=inherited | settings | LOOPBACK_ONLY,
         )
-        results = [Result(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith('{"check"')]
-        if done.returncode != 0 or not results:
-            results.append(Result("the script ran to its end", False, (done.stderr or done.stdout)[-1500:]))
+        results = [
+            CheckResult(**json.loads(line)) for line in process.stdout.splitlines() if line.startswith('{"check"')
+        ]
+        if process.returncode != 0 or not results:
+            results.append(CheckResult("the script ran to its end", False, (process.stderr or process.stdout)[-1500:]))
     except subprocess.TimeoutExpired:
-        results = [Result("the script ran to its end", False, f"it took more than {RUN_LIMIT_S:g} s")]
-    return Run(client, clients.version(client) or "?", results)
+        results = [CheckResult("the script ran to its end", False, f"it took more than {RUN_LIMIT_S:g} s")]
+    return ClientRun(client, clients.version(client) or "?", results)
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------
@@ -124,29 +128,29 @@ WITHIN = 1e-3
 FOLDER = Path(ops.demo.__file__).parent / "model"
 
 
-def judged(client: Client, run: Callable[[Path], Run]) -> Run:
+def judged(client: Client, run: Callable[[Path], ClientRun]) -> ClientRun:
     """`run` with a file for its samples; where it left some they are one check more."""
     with tempfile.TemporaryDirectory(prefix="furrow-compat-") as folder:
         samples = Path(folder) / "samples.json"
-        done = run(samples)
+        client_run = run(samples)
         if samples.is_file():
-            done.results.append(compared(json.loads(samples.read_text())))
-    return done
+            client_run.results.append(compared(json.loads(samples.read_text())))
+    return client_run
 
 
-def compared(samples: list[list[object]]) -> Result:
+def compared(samples: list[list[object]]) -> CheckResult:
     """`samples`: [context, continuation, the client's log-likelihood], as text, text and number."""
     if not samples:
-        return Result(CHECK, False, "there were none")
+        return CheckResult(CHECK, False, "there were none")
     reference = Reference()
     worst = 0.0
-    where = ""
+    example = ""
     for context, continuation, value in samples:
         away = abs(float(str(value)) - reference.log_likelihood(str(context), str(continuation)))
         if away >= worst:
             worst = away
-            where = f"{str(context)[-40:]!r} + {continuation!r}"
-    return Result(CHECK, worst < WITHIN, f"{worst:.2g} apart at {where}")
+            example = f"{str(context)[-40:]!r} + {continuation!r}"
+    return CheckResult(CHECK, worst < WITHIN, f"{worst:.2g} apart at {example}")
 
 
 class Reference:
@@ -192,7 +196,7 @@ A gap is a check that is known to fail; the run fails when it passes.
 """
 
 
-def page(runs: list[Run]) -> str:
+def page(runs: list[ClientRun]) -> str:
     """The whole page, for runs in the order of the registry."""
     lines = [HEAD, "| client | version | checks that work | gaps |", "|---|---|---|---|"]
     for run in runs:

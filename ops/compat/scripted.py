@@ -157,8 +157,8 @@ class OrderedLeader(ScriptedLeader):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _script(self, params: GenerationRequest) -> list[int]:
-        said = self._tokenizer.encode(answer(self._text(params), self._form), add_special_tokens=False).ids
-        return [*said, self.assets.eos_ids[0]]
+        tokens = self._tokenizer.encode(answer(self._text(params), self._form), add_special_tokens=False).ids
+        return [*tokens, self.assets.eos_ids[0]]
 
     def _text(self, params: GenerationRequest) -> str:
         return self._tokenizer.decode(params.prompt, skip_special_tokens=False)

@@ -7,6 +7,8 @@ import re
 import selectors
 import socket
 
+from ops.harness.client import CHAT
+
 _RECEIVE = 1 << 16
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _IP_BIND_ADDRESS_NO_PORT = 24
@@ -16,19 +18,20 @@ _LAST_CHUNK = b"0\r\n\r\n"
 Address = tuple[str, int]
 
 
-def chat(address: Address, key: str, model: str, number: int, tokens: int, *, stream: bool) -> bytes:
-    """A request for `tokens` tokens whose message ends with `number`, as `ops.bench.fanout.leaders.number_of` reads."""
-    body = json.dumps(
-        {
-            "model": model,
-            "messages": [{"role": "user", "content": f"stream {number}"}],
-            "max_tokens": tokens,
-            "stream": stream,
-        }
-    ).encode()
+def chat(
+    address: Address, model: str, number: int, tokens: int, *, stream: bool, key: str = "", **fields: object
+) -> bytes:
+    """A request for `tokens` tokens whose message ends with `number`, as `ops.bench.fanout.leaders.number_of` reads.
+
+    `key` is a bearer token, "" for none; `fields` are further ones of the body.
+    """
+    messages = [{"role": "user", "content": f"stream {number}"}]
+    fields = {"model": model, "messages": messages, "stream": stream, **fields, "max_tokens": tokens}
+    body = json.dumps(fields).encode()
+    bearer = f"authorization: Bearer {key}\r\n" if key else ""
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {address[0]}:{address[1]}\r\n"
-        f"authorization: Bearer {key}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"POST {CHAT} HTTP/1.1\r\nhost: {address[0]}:{address[1]}\r\n{bearer}"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
@@ -50,7 +53,7 @@ def dial(address: Address, source: str = "") -> socket.socket:
     return connection
 
 
-class Answer:
+class RawAnswer:
     """An answer as its pieces come. `status` is 0 until the head is there; `data` is head and body."""
 
     def __init__(self) -> None:
@@ -79,7 +82,7 @@ class Answer:
             self.whole = self.data.endswith(_LAST_CHUNK)
 
 
-class Exchange:
+class HttpConnection:
     """A client with one connection and at most one request under way, registered at `selector` with itself as data.
 
     The connection is gone, and `connected` False, where the server has ended it: then no answer comes.
@@ -92,7 +95,7 @@ class Exchange:
         self._socket: socket.socket | None = None
         self._awaits = selectors.EVENT_READ
         self._request = b""
-        self.answer = Answer()
+        self.answer = RawAnswer()
 
     @property
     def connected(self) -> bool:
@@ -100,7 +103,7 @@ class Exchange:
 
     def send(self, request: bytes) -> None:
         """Begin a request, on a new connection where there is none. Raises OSError without a free local port."""
-        self.answer, self._request = Answer(), request
+        self.answer, self._request = RawAnswer(), request
         if self._socket is None:
             self._socket = dial(self._address, self._source)
             self._awaits = selectors.EVENT_READ

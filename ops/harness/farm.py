@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,19 +16,22 @@ from typing import Any
 import msgspec
 
 from control.errors import ModelUnavailable
+from control.keys import ModelKeys
 from control.listening import free_port
-from control.messages import ModelSpec
+from control.messages import LogEntry, ModelSpec
 from control.placement import membership
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.redis.connection import connect
+from control.redis.connection import connect, optional_text, read, run_every
 from control.replicas import model_overviews
+from control.requests import read_pages
 from control.settings import keeps_standby
 from ops.common.waiting import NotInTime, until
 from ops.demo import MODEL_DIR
 from ops.harness.client import Base
 from ops.local.embedded import EmbeddedServer
 from ops.local.ready import is_ready
+from ops.local.server_binary import ServerBinary
 from ops.local.supervisor import Part, Supervisor
 
 START_LIMIT_S = 300.0
@@ -53,6 +56,16 @@ def part_environment(redis_url: str, environment: Mapping[str, str] | None = Non
     """The environment of a farm's parts. They log errors only, unless FURROW_LOG_LEVEL says otherwise."""
     level = os.environ.get("FURROW_LOG_LEVEL") or "error"
     return {**(environment or {}), "FURROW_REDIS_URL": redis_url, "FURROW_LOG_LEVEL": level}
+
+
+@contextmanager
+def private_redis(binary: ServerBinary | None = None) -> Generator[tuple[Path, str]]:
+    """A folder that is deleted at the end, and the URL of a private server that has its data below it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="furrow-bench-") as folder,
+        EmbeddedServer(Path(folder) / "redis", binary) as url,
+    ):
+        yield Path(folder), url
 
 
 @dataclass(frozen=True)
@@ -85,8 +98,7 @@ def private_farm(
     """
     names = [spec.name] if len(replicas) == 1 else [f"{spec.name}-{index + 1}" for index in range(len(replicas))]
     with ExitStack() as stack:
-        data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="furrow-bench-")))
-        redis_url = stack.enter_context(EmbeddedServer(data))
+        _, redis_url = stack.enter_context(private_redis())
         client = stack.enter_context(connect(redis_url))
         for name, count in zip(names, replicas, strict=True):
             catalog.put_spec(client, msgspec.structs.replace(spec, name=name, replicas=count))
@@ -95,11 +107,11 @@ def private_farm(
         stack.callback(supervisor.stop)
         supervisor.start(Part("worker", "worker.agent.supervision", []))
         supervisor.start(Part("api", "api", ["--host", HOST, "--port", str(port), *api_options]))
-        standby = keeps_standby({**os.environ, **(environment or {})})
+        own_environment = {**os.environ, **(environment or {})}
 
         def served() -> bool:
             supervisor.tend()
-            ready = is_ready((HOST, port)) and (not standby or membership.standbys(client) == ["ready"])
+            ready = is_ready((HOST, port)) and has_standby(client, own_environment)
             return _loaded(client, names) and ready
 
         try:
@@ -108,6 +120,11 @@ def private_farm(
             _loaded(client, names, late=True)
             raise ModelUnavailable(spec.name, "not served", str(error)) from error
         yield PrivateFarm(f"http://{HOST}:{port}", redis_url, names, client)
+
+
+def has_standby(client: SyncRedis, environment: Mapping[str, str] = os.environ) -> bool:
+    """True if the host's standby process is ready, or agents of this environment keep none."""
+    return not keeps_standby(environment) or membership.standbys(client) == ["ready"]
 
 
 def _loaded(client: SyncRedis, names: list[str], late: bool = False) -> bool:
@@ -147,6 +164,22 @@ def end(process: subprocess.Popen[str]) -> None:
         process.communicate()
 
 
+def log_of(client: SyncRedis, model: str, rid: str) -> list[LogEntry]:
+    """The whole log of a request."""
+    return [entry for page in read_pages(client, model, rid) for entry in page]
+
+
+def log_lengths(client: SyncRedis, model: str, rids: Sequence[str]) -> list[int]:
+    """Entries in the log of each request."""
+    return run_every(client, [read("XLEN", ModelKeys(model).log(rid), parse=int) for rid in rids])
+
+
+def states(client: SyncRedis, model: str, rids: Sequence[str]) -> list[str | None]:
+    """The state of each request; None for one that is not kept."""
+    keys = ModelKeys(model)
+    return run_every(client, [read("HGET", keys.request(rid), "state", parse=optional_text) for rid in rids])
+
+
 SENT = ("evalsha", "eval", "xread")
 """The commands that processes send; all others run inside scripts."""
 
@@ -156,9 +189,9 @@ def traffic(client: SyncRedis) -> dict[str, float]:
     stats: Any = client.info("stats")
     commands: Any = client.info("commandstats")
     calls = {name: commands.get(f"cmdstat_{name}", {"calls": 0, "usec": 0}) for name in SENT}
-    everything = sum(one["calls"] for one in commands.values())
+    everything = sum(command["calls"] for command in commands.values())
     return {
-        "sent": sum(one["calls"] for one in calls.values()),
+        "sent": sum(call["calls"] for call in calls.values()),
         "all": everything,
         "script_us": calls["evalsha"]["usec"] + calls["eval"]["usec"],
         "in": stats["total_net_input_bytes"],

@@ -60,11 +60,11 @@ def convert(folder: Path, file: Path, weights: str) -> Path:
         names = " and ".join(ARCHITECTURES)
         raise SettingsError(f"{folder}: only {names} are written as GGUF, not {config['model_type']}")
     tensors = _tensors(folder)
-    kinds = [_type_of(one, weights, config["num_hidden_layers"]) for one in tensors]
-    for one, kind in zip(tensors, kinds, strict=True):
-        if one.shape[-1] % TYPES[kind].values:
+    kinds = [_type_of(tensor, weights, config["num_hidden_layers"]) for tensor in tensors]
+    for tensor, kind in zip(tensors, kinds, strict=True):
+        if tensor.shape[-1] % TYPES[kind].values:
             raise SettingsError(
-                f"{one.name} has rows of {one.shape[-1]}: {kind} needs a multiple of {TYPES[kind].values}"
+                f"{tensor.name} has rows of {tensor.shape[-1]}: {kind} needs a multiple of {TYPES[kind].values}"
             )
     unfinished = file.with_suffix(".part")
     with unfinished.open("wb") as out:
@@ -73,15 +73,15 @@ def convert(folder: Path, file: Path, weights: str) -> Path:
         for key, value in fields.items():
             out.write(encode_text(key) + encode_value(value))
         offset = 0
-        for one, kind in zip(tensors, kinds, strict=True):
-            rank = len(one.shape)
-            out.write(encode_text(one.name) + struct.pack(f"<I{rank}Q", rank, *one.shape[::-1]))
+        for tensor, kind in zip(tensors, kinds, strict=True):
+            rank = len(tensor.shape)
+            out.write(encode_text(tensor.name) + struct.pack(f"<I{rank}Q", rank, *tensor.shape[::-1]))
             out.write(struct.pack("<IQ", TYPES[kind].number, offset))
-            size = one.size // TYPES[kind].values * TYPES[kind].bytes
+            size = tensor.size // TYPES[kind].values * TYPES[kind].bytes
             offset += size + -size % _ALIGNMENT
-        for one, kind in zip(tensors, kinds, strict=True):
+        for tensor, kind in zip(tensors, kinds, strict=True):
             _pad(out)
-            for array in one.parts:
+            for array in tensor.parts:
                 for part in np.array_split(
                     array, max(1, array.size >> 24)
                 ):  # a converted copy of a whole would be large
@@ -105,8 +105,8 @@ def _q4_k_m(name: str, depth: int) -> str:
     index = int(name.split(".")[1])
     part = name.split(".")[2]
     eighth = depth // 8
-    chosen = index < eighth or index >= 7 * depth // 8 or (index - eighth) % 3 == 2
-    return "q6k" if chosen and part in ("attn_v", "ffn_down") else "q4k"
+    large = index < eighth or index >= 7 * depth // 8 or (index - eighth) % 3 == 2
+    return "q6k" if large and part in ("attn_v", "ffn_down") else "q4k"
 
 
 MIXTURES: dict[str, Callable[[str, int], str]] = {"q4_k_m": _q4_k_m}
@@ -178,9 +178,9 @@ def metadata(config: dict[str, Any]) -> dict[str, Any]:
 
 def read_weights(folder: Path) -> Iterator[tuple[str, NDArray[Any]]]:
     """Name and values of each parameter, mapped, not read: float32, or bfloat16 as uint16."""
-    for name, one in read_headers(sorted(folder.glob("*.safetensors"))).items():
-        dtype = {"F32": np.float32, "BF16": np.uint16}[one.type.name]
-        yield name, np.memmap(one.path, dtype, "r", one.start, one.shape)
+    for name, header in read_headers(sorted(folder.glob("*.safetensors"))).items():
+        dtype = {"F32": np.float32, "BF16": np.uint16}[header.type.name]
+        yield name, np.memmap(header.path, dtype, "r", header.start, header.shape)
 
 
 def _floats(values: NDArray[Any]) -> Floats:
@@ -240,7 +240,10 @@ def _packed(format: BlockFormat) -> Callable[[Floats], NDArray[Any]]:
 
 
 TYPES = {
-    **{quant: Type(one.ggml_type, _packed(one), one.weights, one.bytes) for quant, one in BLOCKS.items()},
+    **{
+        quant: Type(block_format.ggml_type, _packed(block_format), block_format.weights, block_format.bytes)
+        for quant, block_format in BLOCKS.items()
+    },
     "f32": Type(0, _f32, 1, 4),
     "f16": Type(1, _f16, 1, 2),
     "bf16": Type(30, _bf16, 1, 2),

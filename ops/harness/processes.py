@@ -33,7 +33,7 @@ def split_cores() -> tuple[set[int], set[int]]:
     return {first}, set(others)
 
 
-class Part:
+class Process:
     """A `python -m` process on some cores, with its standard output at hand; `text` is its standard input."""
 
     def __init__(
@@ -85,8 +85,8 @@ class Part:
 @contextmanager
 def running(
     cores: set[int], module: str, *arguments: str, environment: Mapping[str, str] | None = None, text: str = ""
-) -> Generator[Part]:
-    part = Part(cores, module, arguments, environment or {}, text)
+) -> Generator[Process]:
+    part = Process(cores, module, arguments, environment or {}, text)
     try:
         yield part
     finally:
@@ -98,7 +98,7 @@ def running(
 
 
 @contextmanager
-def calling(cores: set[int], function: Callable[..., object], **arguments: object) -> Generator[Part]:
+def calling(cores: set[int], function: Callable[..., object], **arguments: object) -> Generator[Process]:
     """A function in a process of its own, on some cores. What it returns is the last line of its output.
 
     Its arguments, passwords among them, are in no command line.
@@ -144,19 +144,19 @@ class Meter:
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = dict(pids)
-        self._before = {name: _spent(pid) for name, pid in pids.items()}
+        self._before = {name: _processor_s(pid) for name, pid in pids.items()}
         self._began = time.monotonic()
 
-    def spent(self) -> dict[str, float]:
+    def processor_s(self) -> dict[str, float]:
         """Seconds of processor time since it began."""
-        return {name: _spent(pid) - self._before[name] for name, pid in self._pids.items()}
+        return {name: _processor_s(pid) - self._before[name] for name, pid in self._pids.items()}
 
     def shares(self) -> dict[str, float]:
         seconds = time.monotonic() - self._began
-        return {name: spent / seconds for name, spent in self.spent().items()}
+        return {name: processor_s / seconds for name, processor_s in self.processor_s().items()}
 
 
-def _spent(pid: int) -> float:
+def _processor_s(pid: int) -> float:
     """CPU seconds of a process and its children."""
     parent = psutil.Process(pid)
     total = 0.0
@@ -172,7 +172,7 @@ def _spent(pid: int) -> float:
 
 @contextmanager
 def looking(look: Callable[[], object], every_s: float) -> Generator[None]:
-    """Call `look` again and again, from a thread; an OSError ends that, as of a process that has ended."""
+    """Call `look` again and again from a thread, until the end or an OSError, such as that of an ended process."""
     over = threading.Event()
 
     def run() -> None:

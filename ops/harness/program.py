@@ -9,7 +9,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -51,7 +51,7 @@ def benchmark(function: Callable[..., Sequence[Figure] | Outcome]) -> click.Comm
         click.echo(machine)
         returned = function(**options)
         outcome = returned if isinstance(returned, Outcome) else Outcome(returned)
-        figures = [asdict(one) | {"holds": one.holds} for one in outcome.figures or ()]
+        figures = [asdict(figure) | {"holds": figure.holds} for figure in outcome.figures or ()]
         if json_file is not None:
             everything = {"machine": machine, "figures": figures, **outcome.details}
             json_file.write_text(json.dumps(everything, indent=1, default=asdict))
@@ -134,6 +134,11 @@ def figures_table(figures: Sequence[Figure]) -> str:
     return "\n".join(lines)
 
 
+def table_row(title: str, cells: Iterable[object], title_width: int, width: int) -> str:
+    """One line of a table: its title to the left, then cells of one width to the right."""
+    return f"{title:<{title_width}}" + "".join(f"{cell:>{width}}" for cell in cells)
+
+
 def _number(value: float, unit: str) -> str:
     text = f"{value:.0f}" if float(value).is_integer() else f"{value:.2f}"
     return f"{text} {unit}".rstrip()
@@ -150,7 +155,7 @@ def with_options(function: Callable[..., Any]) -> click.Command:
     """
     hints = get_type_hints(inspect.unwrap(function), include_extras=True)
     declared: list[click.Parameter] = list(reversed(getattr(function, "__click_params__", [])))
-    names = {one.name for one in declared}
+    names = {option.name for option in declared}
     options = [
         _option(parameter, hints[name])
         for name, parameter in inspect.signature(function).parameters.items()
@@ -167,18 +172,18 @@ def with_options(function: Callable[..., Any]) -> click.Command:
 def _option(parameter: inspect.Parameter, hint: Any) -> click.Option:
     metadata: tuple[Any, ...] = getattr(hint, "__metadata__", ())
     plain = get_args(hint)[0] if metadata else hint
-    [kind] = {one for one in get_args(plain) if one not in (type(None), ...)} or {plain}
+    [kind] = {argument for argument in get_args(plain) if argument not in (type(None), ...)} or {plain}
     name = f"--{parameter.name.replace('_', '-')}"
     settings: dict[str, Any] = {"type": click.IntRange(1) if kind is int else kind, "show_default": True}
-    for one in metadata:
-        if isinstance(one, dict):
-            settings |= one
-        elif not isinstance(one, str):
-            settings["type"] = one
-        elif one.startswith("--"):
-            name = one
+    for annotation in metadata:
+        if isinstance(annotation, dict):
+            settings |= annotation
+        elif not isinstance(annotation, str):
+            settings["type"] = annotation
+        elif annotation.startswith("--"):
+            name = annotation
         else:
-            settings["help"] = one
+            settings["help"] = annotation
     if parameter.default is inspect.Parameter.empty:
         settings |= {"required": True, "show_default": False}
     else:

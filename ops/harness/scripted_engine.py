@@ -215,7 +215,9 @@ class ScriptedEngine:
         if self.script.shape == "vllm":
             choice: dict[str, Any] = {"text": "", "token_ids": [token], "finish_reason": end or None}
             if order.logprobs is not None:
-                top = {f"token_id:{one}": value for one, value in alternatives(token, max(1, order.logprobs))}
+                top = {
+                    f"token_id:{candidate}": value for candidate, value in alternatives(token, max(1, order.logprobs))
+                }
                 choice["logprobs"] = {"token_logprobs": [logprob(token)], "top_logprobs": [top]}
             return {"choices": [choice]}
         about: dict[str, Any] = {
@@ -224,9 +226,10 @@ class ScriptedEngine:
             "cached_tokens": len(order.prompt) // 2,
         }
         if order.logprobs is not None:
-            about["output_token_logprobs"] = [[logprob(one), one, None] for one in so_far]
+            about["output_token_logprobs"] = [[logprob(token_id), token_id, None] for token_id in so_far]
             about["output_top_logprobs"] = [
-                [[value, other, None] for other, value in alternatives(one, order.logprobs)] or None for one in so_far
+                [[value, other, None] for other, value in alternatives(token_id, order.logprobs)] or None
+                for token_id in so_far
             ]
         return {"output_ids": so_far, "meta_info": about}
 
@@ -252,7 +255,7 @@ class ScriptedEngine:
                     "id": token,
                     "logprob": logprob(token),
                     "top_logprobs": [
-                        {"id": one, "logprob": value} for one, value in alternatives(token, order.logprobs)
+                        {"id": candidate, "logprob": value} for candidate, value in alternatives(token, order.logprobs)
                     ],
                 }
                 for token in so_far
@@ -272,7 +275,7 @@ def logprob(token: int) -> float:
 
 def alternatives(token: int, count: int) -> list[tuple[int, float]]:
     """The most likely tokens, of which the one that is given is the first."""
-    return [(one, logprob(one)) for one in range(token, token + count)]
+    return [(candidate, logprob(candidate)) for candidate in range(token, token + count)]
 
 
 def _start(status: int, kind: bytes) -> dict[str, Any]:

@@ -200,15 +200,7 @@ class EmbeddedServer:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         assert self._binary is not None
-        script = Path(__file__).with_name("server_child.py")
-        command = [self._binary.path, self._write_config()]
-        # Its own session: a terminal's Ctrl-C must not end it before those who use it.
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", script, str(os.getpid()), *command],
-            stdin=subprocess.DEVNULL if sys.platform == "linux" else subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        return start_server(self._binary.path, self._write_config())
 
     def _comes_up(self, process: subprocess.Popen[bytes]) -> bool:
         from redis import exceptions as redis_errors
@@ -240,11 +232,29 @@ class EmbeddedServer:
         return status
 
     def _last_words(self) -> str:
-        try:
-            lines = (self._folder / "server.log").read_text(errors="replace").splitlines()
-        except OSError:
-            return ""
-        return " / ".join(line.strip() for line in lines[-3:])
+        return last_words(self._folder / "server.log")
+
+
+def start_server(binary: Path, config: Path, *arguments: str, stderr: int | None = None) -> subprocess.Popen[bytes]:
+    """A Redis-compatible server that can't outlive this process (server_child.py)."""
+    script = Path(__file__).with_name("server_child.py")
+    # Its own session: a terminal's Ctrl-C must not end it before those who use it.
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", script, str(os.getpid()), binary, config, *arguments],
+        stdin=subprocess.DEVNULL if sys.platform == "linux" else subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
+def last_words(log: Path) -> str:
+    """The last lines of a server's log, in one; empty where there is none."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return " / ".join(line.strip() for line in lines[-3:])
 
 
 def _log() -> FilteringBoundLogger:

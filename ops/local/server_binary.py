@@ -38,9 +38,9 @@ def find_server() -> ServerBinary:
 
     Raises SettingsError naming what was looked at and the remedies.
     """
-    named = os.environ.get(VARIABLE)
-    if named:
-        return _first([("named", Path(named).expanduser())], f"Correct {VARIABLE}, or unset it")
+    path = os.environ.get(VARIABLE)
+    if path:
+        return _first([("named", Path(path).expanduser())], f"Correct {VARIABLE}, or unset it")
     return _first(_candidates(), f"Install one with {REMEDY}")
 
 
@@ -72,10 +72,10 @@ def _first(candidates: Sequence[tuple[str, Path]], remedy: str) -> ServerBinary:
 def version_of(binary: Path) -> str | None:
     """The output of `binary --version`; None if it can't be run."""
     try:
-        said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+        output = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = _VERSION.search(said)
+    match = _VERSION.search(output)
     return match[0].removeprefix("v=") if match else None
 
 

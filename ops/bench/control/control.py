@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
 from typing import Annotated
 
@@ -18,9 +16,8 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from ops.bench.control.stepping import MODEL, Clocked, Forwards, Metronome, Turn, hashing, load_command, stepping, timed
 from ops.demo import MODEL_DIR
-from ops.harness.farm import traffic
+from ops.harness.farm import private_redis, traffic
 from ops.harness.program import Figure, benchmark, run
-from ops.local.embedded import EmbeddedServer
 from worker.engine.step import Step
 from worker.leader.serving import REPEAT_WITHIN_S
 
@@ -47,15 +44,13 @@ def control(
     """
     click.echo(f"{steps} steps each, medians")
     figures: list[Figure] = []
-    with tempfile.TemporaryDirectory(prefix="furrow-bench-") as folder, EmbeddedServer(Path(folder)) as url:
-        client = connect(url)
+    with private_redis() as (_, url), connect(url) as client:
         for ranks in tp:
             click.echo(f"ranks: {ranks}; a step that costs nothing, nothing overlapped")
             figures += [alone(client, url, rows, steps, ranks) for rows in ALONE_MS]
             click.echo(f"ranks: {ranks}; beside a step of {1000 * STEP_S:g} ms")
             figures += [beside(url, rows, steps, ranks) for rows in ALONE_MS]
         figures.append(outside(url, steps))
-        client.close()
     return figures
 
 
@@ -67,9 +62,9 @@ def alone(client: SyncRedis, url: str, rows: int, steps: int, tp: int) -> Figure
         before = traffic(client)
         turns = loop.turns(steps)
         per_step = {name: (count - before[name]) / steps for name, count in traffic(client).items()}
-    spent = 1000 * median([turn.control for turn in turns])
+    redis_ms = 1000 * median([turn.control for turn in turns])
     click.echo(
-        f"  {rows:>3} rows: {spent:.3f} ms"
+        f"  {rows:>3} rows: {redis_ms:.3f} ms"
         f"  (emit + claim {ms(turns, lambda turn: turn.exchange)},"
         f" fan-out + replies {ms(turns, lambda turn: turn.control - turn.exchange)},"
         f" in the server's scripts {per_step['script_us'] / 1000:.3f});"
@@ -80,14 +75,14 @@ def alone(client: SyncRedis, url: str, rows: int, steps: int, tp: int) -> Figure
         f" scripts, {per_step['in']:.0f} bytes in, {per_step['out']:.0f} out;"
         f" a token: {(per_step['in'] + per_step['out']) / rows:.0f} bytes, {per_step['all'] / rows:.1f} commands"
     )
-    return Figure(f"{tp} ranks, {rows} rows: a step on Redis alone", spent, ALONE_MS[rows], "ms")
+    return Figure(f"{tp} ranks, {rows} rows: a step on Redis alone", redis_ms, ALONE_MS[rows], "ms")
 
 
 def beside(url: str, rows: int, steps: int, tp: int) -> Figure:
     """Print what Redis adds to a step that has work to do.
 
     Added are the loop's waits, sending included, and what the server's work takes from the step's: that is timed with
-    and without it in turns, so that a change of the machine's mood meets both. With several ranks a command has as
+    and without it in turns, so that a change of the machine's speed affects both. With several ranks a command has as
     many steps as on a farm, and its figures are shared out among them.
     """
     work = hashing(STEP_S)
@@ -119,7 +114,7 @@ def ms(turns: list[Turn], part: Callable[[Turn], float]) -> str:
 # --- beside the forward -----------------------------------------------------------------------------------------------
 
 
-class Engine(Clocked):
+class TimedEngine(Clocked):
     """The demonstration model on one CPU rank, as a leader runs it."""
 
     def __init__(self, kv_tokens: int) -> None:
@@ -128,37 +123,37 @@ class Engine(Clocked):
         if isinstance(reply, ErrorReply) or self._engine is None:
             raise SettingsError(f"the demonstration model can't be loaded: {reply}")
         self._forward = self._engine.model.forward
-        self._spent = 0.0
+        self._forward_s = 0.0
         self._engine.model.forward = self._timed  # type: ignore[method-assign]
 
     def _timed(self, *arguments: object) -> object:
         started = time.perf_counter()
         logits = self._forward(*arguments)  # type: ignore[arg-type]
-        self._spent += time.perf_counter() - started
+        self._forward_s += time.perf_counter() - started
         return logits
 
     @contextmanager
     def step(self, command: GenerateStep) -> Generator[Step]:  # type: ignore[override]
-        self._spent = 0.0
+        self._forward_s = 0.0
         with super().step(command) as step:
             yield step
-        self.steps.append(Forwards(step.forwards, self._spent))
+        self.steps.append(Forwards(step.forwards, self._forward_s))
 
 
 def outside(url: str, steps: int) -> Figure:
     """A step's time beside its forward, with the overlaps of a real farm: the leader's loop, its sampler, its
     accounting, and Redis."""
-    engine = Engine(OUTSIDE_ROWS * (steps + 10 * WARM_UP))
+    engine = TimedEngine(OUTSIDE_ROWS * (steps + 10 * WARM_UP))
     with stepping(url, OUTSIDE_ROWS, steps + WARM_UP, engine, overlap=True, gather=True) as loop:
         loop.turns(WARM_UP)
         turns = loop.turns(steps)
-    spent = 1000 * median([turn.whole - turn.forwards.work for turn in turns])
+    outside_ms = 1000 * median([turn.whole - turn.forwards.work for turn in turns])
     forward = 1000 * median([turn.forwards.work for turn in turns])
     click.echo(
-        f"demonstration model, {OUTSIDE_ROWS} rows: {spent:.2f} ms a step outside the forward, which takes "
+        f"demonstration model, {OUTSIDE_ROWS} rows: {outside_ms:.2f} ms a step outside the forward, which takes "
         f"{forward:.2f} ms"
     )
-    return Figure(f"demo, {OUTSIDE_ROWS} rows: a step outside the forward", spent, OUTSIDE_MS, "ms")
+    return Figure(f"demo, {OUTSIDE_ROWS} rows: a step outside the forward", outside_ms, OUTSIDE_MS, "ms")
 
 
 if __name__ == "__main__":

@@ -137,8 +137,8 @@ class RandomFarm:
             match action:
                 case Assign(host, assignment):
                     place = assignment.place
-                    others = [one for one in self._assignments[host] if one.place != place]
-                    before = next((one for one in self._assignments[host] if one not in others), None)
+                    others = [other for other in self._assignments[host] if other.place != place]
+                    before = next((previous for previous in self._assignments[host] if previous not in others), None)
                     if before is None:  # its processes start anew
                         self._uses.pop(place, None)
                     elif (assignment.kv_tokens or 0) < (before.kv_tokens or 0):
@@ -146,8 +146,10 @@ class RandomFarm:
                     self._assignments[host] = [*others, assignment]
                 case Withdraw(host, model, replica):
                     self._assignments[host] = [
-                        msgspec.structs.replace(one, withdrawn=True) if one.place == (model, replica) else one
-                        for one in self._assignments[host]
+                        msgspec.structs.replace(assignment, withdrawn=True)
+                        if assignment.place == (model, replica)
+                        else assignment
+                        for assignment in self._assignments[host]
                     ]
                     self._serving.discard((model, replica))
                 case Unplaceable(model, waits=False):
@@ -162,14 +164,14 @@ class RandomFarm:
         dies begins anew with the limit of its assignment."""
         there: dict[Place, Assignment] = {}
         for own in self._assignments.values():
-            there |= {one.place: one for one in own if one.kv_tokens is not None}
+            there |= {assignment.place: assignment for assignment in own if assignment.kv_tokens is not None}
         self._uses = {place: use for place, use in self._uses.items() if place in there}
-        for place, one in there.items():
-            assert one.kv_limit is not None and one.kv_tokens is not None
+        for place, assignment in there.items():
+            assert assignment.kv_limit is not None and assignment.kv_tokens is not None
             before = self._uses.get(place)
-            limit = one.kv_limit if before is None else before.limit
+            limit = assignment.kv_limit if before is None else before.limit
             used = 0 if idle else int(limit * self._chance.random() ** 3)
-            target = min(limit, one.kv_limit)
+            target = min(limit, assignment.kv_limit)
             if idle or self._chance.random() < 0.5:  # else it has not looked yet
                 limit = max(target, used)
             self._uses[place] = KvUse(used=used, limit=limit)
@@ -177,11 +179,11 @@ class RandomFarm:
     def _check_limits(self) -> None:
         """No leader has more than its assignment, nor less than one sequence of the whole context."""
         for own in self._assignments.values():
-            for one in own:
-                use = self._uses.get(one.place)
-                if use is not None and one.kv_tokens is not None and use.limit > one.kv_tokens:
+            for assignment in own:
+                use = self._uses.get(assignment.place)
+                if use is not None and assignment.kv_tokens is not None and use.limit > assignment.kv_tokens:
                     self._counts["more KV memory used than assigned"] += 1
-                if one.kv_limit is not None and one.kv_limit < CONTEXT:
+                if assignment.kv_limit is not None and assignment.kv_limit < CONTEXT:
                     self._counts["less KV memory than one context"] += 1
 
     def _settle(self) -> None:
@@ -191,7 +193,8 @@ class RandomFarm:
             self._turn(idle=True)
             self._serving |= self._places()
             self._assignments = {
-                host: [one for one in own if not one.withdrawn] for host, own in self._assignments.items()
+                host: [assignment for assignment in own if not assignment.withdrawn]
+                for host, own in self._assignments.items()
             }
             self._serving &= self._places()
             if before == (self._assignments, self._serving, self._uses):
@@ -206,7 +209,7 @@ class RandomFarm:
         for name in self._unplaced:
             need = self._needs[name]
             each = max(rank.least + CONTEXT * rank.bytes_per_token for rank in need.gpu_ranks)
-            rooms = [[self._left_on(host, one) for one in host.devices] for host in hosts]
+            rooms = [[self._left_on(host, device) for device in host.devices] for host in hosts]
             on_gpus = any(sum(size >= each for size in own) >= len(need.ranks) for own in rooms)
             if sum(need.bytes_with(CONTEXT)) <= largest or on_gpus:
                 self._counts["not placed though it fits"] += 1
@@ -232,11 +235,13 @@ class RandomFarm:
         return list(self._specs.values()), list(self._hosts.values()), self._assignments
 
     def _places(self) -> set[Place]:
-        return {one.place for own in self._assignments.values() for one in own if not one.withdrawn}
+        return {
+            assignment.place for own in self._assignments.values() for assignment in own if not assignment.withdrawn
+        }
 
     def _left(self, host: Host) -> int:
         """Beside all that replicas have, but for what they could give back."""
-        room = (host.memory or 0) - sum(sum(one.memory) for one in self._assignments[host.id])
+        room = (host.memory or 0) - sum(sum(assignment.memory) for assignment in self._assignments[host.id])
         for place, parts in lenders(self._assignments, self._needs).items():
             part = parts.get(host.id)
             if part is not None and part.kv_tokens is not None:
@@ -248,15 +253,15 @@ class RandomFarm:
         """Of a GPU; nothing beside a rank whose need was not known any more."""
         sizes = [
             size
-            for one in (assignments or self._assignments)[host.id]
-            for size, own in zip(one.device_memory, one.devices, strict=False)
+            for assignment in (assignments or self._assignments)[host.id]
+            for size, own in zip(assignment.device_memory, assignment.devices, strict=False)
             if own == device
         ]
         return host.device_memory[device] - sum(sizes) if all(sizes) else 0
 
     def _check(self, assignments: dict[str, list[Assignment]], violation: str) -> None:
         for host in self._hosts.values():
-            if sum(sum(one.memory) for one in assignments[host.id]) > (host.memory or 0):
+            if sum(sum(assignment.memory) for assignment in assignments[host.id]) > (host.memory or 0):
                 self._counts[violation] += 1
             if any(self._left_on(host, device, assignments) < 0 for device in host.devices):
                 self._counts[violation] += 1

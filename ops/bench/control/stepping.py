@@ -180,7 +180,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Loop:
+class SteppingLoop:
     """A leader with requests under way."""
 
     serving: Serving
@@ -210,7 +210,7 @@ class Loop:
 @contextmanager
 def stepping(
     url: str, rows: int, steps: int, engine: Clocked, overlap: bool, gather: bool = False, repeat: bool = False
-) -> Generator[Loop]:
+) -> Generator[SteppingLoop]:
     """`rows` requests that go on for at least `steps` steps on an empty server, followed by one API process.
 
     Without `gather` each step's tokens go out by themselves, as the limits have it; with `repeat` a command has several
@@ -262,7 +262,7 @@ def stepping(
             run(client, _request(steps + 50))
         while not serving.busy:
             serving.turn()
-        yield Loop(serving, running, group, exchange, engine)
+        yield SteppingLoop(serving, running, group, exchange, engine)
 
 
 def _time_emissions(serving: Serving, exchange: TimedExchange) -> None:

@@ -249,7 +249,7 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class BatchComparison:
     """`equal` counts the sequences with the same tokens from all engines."""
 
     batch: int
@@ -258,15 +258,15 @@ class Comparison:
 
     def line(self) -> str:
         cells = (
-            f"{name} {one.tokens_per_second:.1f} tok/s ({one.step_ms:.2f} ms a step, at best {one.fastest_ms:.2f}; "
-            f"prompts {one.first_ms:.0f} ms)"
-            for name, one in self.engines.items()
+            f"{name} {timing.tokens_per_second:.1f} tok/s ({timing.step_ms:.2f} ms a step, "
+            f"at best {timing.fastest_ms:.2f}; prompts {timing.first_ms:.0f} ms)"
+            for name, timing in self.engines.items()
         )
         return f"batch {self.batch}: {'; '.join(cells)}; equal tokens in {self.equal} of {self.batch} sequences"
 
 
-def compare(engines: dict[str, Decoder], prompts: list[list[int]], tokens: int, rounds: int) -> Comparison:
-    """All engines in turns, so that a change of the machine's mood meets all; a first round is not counted."""
+def compare(engines: dict[str, Decoder], prompts: list[list[int]], tokens: int, rounds: int) -> BatchComparison:
+    """All engines in turns, so that a change of the machine's speed affects all; the first round is not counted."""
     runs = [{name: engine.decode(prompts, tokens) for name, engine in engines.items()} for _ in range(rounds + 1)]
     timed: dict[str, Timed] = {}
     for name in engines:
@@ -274,7 +274,7 @@ def compare(engines: dict[str, Decoder], prompts: list[list[int]], tokens: int, 
         first = median(1000 * run[name].seconds[0] for run in runs[1:])
         timed[name] = Timed(median(steps), min(steps), first, 1000 * len(prompts) / median(steps))
     answers = zip(*(run.tokens for run in runs[-1].values()), strict=True)
-    return Comparison(len(prompts), timed, sum(len(set(map(tuple, rows))) == 1 for rows in answers))
+    return BatchComparison(len(prompts), timed, sum(len(set(map(tuple, rows))) == 1 for rows in answers))
 
 
 @benchmark
@@ -317,7 +317,7 @@ def decode(
                 click.echo(f"weights {engine.weight_bytes / 1e6:.0f} MB, files {size / 1e6:.0f} MB")
                 break
         vocabulary = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
-        comparisons: list[Comparison] = []
+        comparisons: list[BatchComparison] = []
         for batch in batches:
             generator = torch.Generator().manual_seed(batch)
             prompts = torch.randint(vocabulary, (batch, prompt), generator=generator).tolist()
@@ -326,18 +326,20 @@ def decode(
     return Outcome(limits(comparisons, tp) or None, {"batches": comparisons})
 
 
-def limits(comparisons: list[Comparison], tp: int) -> list[Figure]:
+def limits(comparisons: list[BatchComparison], tp: int) -> list[Figure]:
     """The ranks that share memory beside one rank; nothing where one of them was not asked for."""
-    rates = [(one.batch, one.engines.get(RANKS), one.engines.get(CPP)) for one in comparisons]
+    rates = [
+        (comparison.batch, comparison.engines.get(RANKS), comparison.engines.get(CPP)) for comparison in comparisons
+    ]
     return [
         Figure(
             f"tp {tp} over tp 1, batch {batch}",
-            ranks.tokens_per_second / one.tokens_per_second,
+            ranks.tokens_per_second / one_rank.tokens_per_second,
             RANKS_SHARE,
             at_least=True,
         )
-        for batch, ranks, one in rates
-        if ranks is not None and one is not None
+        for batch, ranks, one_rank in rates
+        if ranks is not None and one_rank is not None
     ]
 
 

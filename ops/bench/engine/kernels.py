@@ -119,8 +119,8 @@ def main(
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise click.ClickException("TRITON_INTERPRET is set, so nothing can be compiled; unset it.")
     click.echo(f"{'kernel':<12} {'shared, bytes':>14} {'registers':>10} {'spilled, bytes':>15}")
-    for one in compiled(arch, dtype, dim):
-        click.echo(f"{one.name:<12} {one.shared_bytes:>14,} {one.registers:>10} {one.spilled:>15}")
+    for kernel in compiled(arch, dtype, dim):
+        click.echo(f"{kernel.name:<12} {kernel.shared_bytes:>14,} {kernel.registers:>10} {kernel.spilled:>15}")
 
 
 if __name__ == "__main__":

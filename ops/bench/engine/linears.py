@@ -128,7 +128,9 @@ def layers_of(shape: dict[str, Any]) -> list[Layer]:
 def linears(
     shape: Shape = "qwen3-0.6b",
     counts: Annotated[tuple[int, ...], "--rows"] = (1, 8, 64, 512),
-    names: Annotated[tuple[str, ...], "--kernel", click.Choice([one.name for one in KERNELS]), "Only these."] = (),
+    names: Annotated[
+        tuple[str, ...], "--kernel", click.Choice([kernel.name for kernel in KERNELS]), "Only these."
+    ] = (),
     passes: Annotated[int, "Measured passes over the weights."] = 5,
     threads: ThreadCount = None,
 ) -> Outcome:
@@ -137,17 +139,17 @@ def linears(
         torch.set_num_threads(threads)
     click.echo(f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
     click.echo(f"{shape}: ms (GB/s of weights), {passes} passes")
-    kernels = [one for one in KERNELS if not names or one.name in names]
+    kernels = [kernel for kernel in KERNELS if not names or kernel.name in names]
     all_timings: list[Timing] = []
     for rows in counts:
-        totals = dict.fromkeys((one.name for one in kernels), 0.0)
+        totals = dict.fromkeys((kernel.name for kernel in kernels), 0.0)
         for layer in layers_of(SHAPES[shape]):
             timings = [measure(layer, kernel, rows, passes) for kernel in kernels]
             all_timings += timings
-            cells = (f"{one.kernel} {one.milliseconds:.3f} ({one.gb_per_second:.1f})" for one in timings)
+            cells = (f"{timing.kernel} {timing.milliseconds:.3f} ({timing.gb_per_second:.1f})" for timing in timings)
             click.echo(f"{rows} rows, {layer.name} {layer.outputs} x {layer.inputs}: {'; '.join(cells)}")
-            for one in timings:
-                totals[one.kernel] += one.milliseconds * layer.count
+            for timing in timings:
+                totals[timing.kernel] += timing.milliseconds * layer.count
         speeds = (f"{name} {1000 * rows / total:.1f}" for name, total in totals.items())
         click.echo(f"{rows} rows, all layers of a step, tokens/s: {'; '.join(speeds)}")
     return Outcome(details={"timings": all_timings})

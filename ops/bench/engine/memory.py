@@ -165,8 +165,8 @@ async def fill(base: Base, vocabulary: int, kv_tokens: int, context: int, state_
                 fields = {"temperature": 1.0, "top_p": 0.9, "seed": prompt[0], "n": choices}
                 body = completion("bench", prompt, answer, stream=False, **fields)
                 answers.append(tasks.create_task(ask(base, body)))
-        for one in answers:
-            one.result().check()
+        for task in answers:
+            task.result().check()
 
 
 if __name__ == "__main__":

@@ -7,21 +7,19 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import click
 
 from control.listening import free_port
 from control.redis.connection import connect
-from ops.bench.fanout.leaders import MODEL, Load, lead
+from ops.bench.fanout.leaders import MODEL, StreamLoad, lead
 from ops.bench.fanout.readers import WARM_UP, overhead_ms, read
 from ops.common.waiting import until
 from ops.harness.exchange import Address
-from ops.harness.farm import HOST, NOBODY_REFUSED, part_environment, say
-from ops.harness.processes import Meter, Part, calling, looking, resident, running, split_cores
+from ops.harness.farm import HOST, NOBODY_REFUSED, part_environment, private_redis, say
+from ops.harness.processes import Meter, Process, calling, looking, resident, running, split_cores
 from ops.harness.program import Figure, Outcome, Summary, benchmark, run
-from ops.local.embedded import EmbeddedServer
 from ops.local.ready import get
 
 TOKENS_PER_S = 20_000
@@ -40,11 +38,11 @@ READY_WITHIN_S = 60.0
 
 
 @dataclass
-class Seen:
+class StreamReport:
     """One load, as its clients saw it. `shares` are of one core, `resident` the API's MiB each second."""
 
     name: str
-    load: Load
+    load: StreamLoad
     arrivals: dict[str, float]
     shares: dict[str, float]
     resident: list[float] = field(default_factory=list[float])
@@ -84,28 +82,26 @@ def fanout(
     """
     own, others = split_cores()
     os.sched_setaffinity(0, others)
-    full = Load(clients, replicas, rate, tokens)
+    full = StreamLoad(clients, replicas, rate, tokens)
     half = replace(full, rate=rate / 2)
     calls = replace(full, calls=True)
-    with TemporaryDirectory(prefix="furrow-bench-") as folder:
-        scratch = Path(folder)
-        loads = [("half load", half, seconds), ("full load", full, 60 * minutes or seconds), ("calls", calls, seconds)]
-        loads = loads if only is None else []
-        with EmbeddedServer(scratch / "redis") as url, api(own, url) as (part, address):
-            seen = [streams(others, scratch, url, part, address, *each) for each in loads]
-            overhead = whole(others, scratch, url, part, address, requests) if requests else None
-    return Outcome(figures(seen, overhead), {"loads": seen, "overhead_ms": overhead})
+    loads = [("half load", half, seconds), ("full load", full, 60 * minutes or seconds), ("calls", calls, seconds)]
+    loads = loads if only is None else []
+    with private_redis() as (folder, url), api(own, url) as (part, address):
+        reports = [streams(others, folder, url, part, address, *each) for each in loads]
+        overhead = whole(others, folder, url, part, address, requests) if requests else None
+    return Outcome(figures(reports, overhead), {"loads": reports, "overhead_ms": overhead})
 
 
-def figures(seen: list[Seen], overhead: Summary | None) -> list[Figure]:
-    """The figures with limits; `seen`: half load, full load and calls, or nothing without streams."""
-    of_streams = _of_streams(*seen) if seen else []
+def figures(reports: list[StreamReport], overhead: Summary | None) -> list[Figure]:
+    """The figures with limits; `reports`: half load, full load and calls, or nothing without streams."""
+    of_streams = _of_streams(*reports) if reports else []
     if overhead is None:
         return of_streams
     return [*of_streams, Figure("p50 of the overhead of a whole answer", overhead.p50, OVERHEAD_MS, "ms")]
 
 
-def _of_streams(half: Seen, full: Seen, calls: Seen) -> list[Figure]:
+def _of_streams(half: StreamReport, full: StreamReport, calls: StreamReport) -> list[Figure]:
     judged = [
         Figure("tokens/s to the clients", full.arrivals["tokens_per_second"], TOKENS_PER_S, at_least=True),
         Figure("streams at one time", full.load.clients, 1000, at_least=True),
@@ -124,7 +120,7 @@ def _of_streams(half: Seen, full: Seen, calls: Seen) -> list[Figure]:
 @contextmanager
 def api(
     cores: set[int], redis_url: str, *more: str, environment: Mapping[str, str] | None = None
-) -> Generator[tuple[Part, Address]]:
+) -> Generator[tuple[Process, Address]]:
     """One API process, with `environment` added to its own, and where it listens."""
     port = free_port(HOST, 0)
     arguments = ["--host", HOST, "--port", str(port), "--max-queued", "100000", *NOBODY_REFUSED, *more]
@@ -133,29 +129,36 @@ def api(
 
 
 def streams(
-    others: set[int], folder: Path, redis_url: str, part: Part, address: Address, name: str, load: Load, seconds: float
-) -> Seen:
+    others: set[int],
+    folder: Path,
+    redis_url: str,
+    part: Process,
+    address: Address,
+    name: str,
+    load: StreamLoad,
+    seconds: float,
+) -> StreamReport:
     """The load through leaders, Redis and the API process."""
     ring = folder / name.replace(" ", "-")
     with calling(others, lead, ring=ring, redis_url=redis_url, load=load) as leading:
         wait_for_model(address)
         pids = {"api": part.pid, "redis": _server_pid(redis_url), "leaders": leading.pid}
-        seen = _read(others, name, load, ring, address, seconds, pids)
+        report = _read(others, name, load, ring, address, seconds, pids)
         # Its clients have left: their requests are to be cancelled before their leaders go.
         wait_for_end(address)
-        seen.leaders = leading.stop(dict[str, float])
-    return seen
+        report.leaders = leading.stop(dict[str, float])
+    return report
 
 
-def whole(others: set[int], folder: Path, redis_url: str, part: Part, address: Address, requests: int) -> Summary:
+def whole(others: set[int], folder: Path, redis_url: str, part: Process, address: Address, requests: int) -> Summary:
     """The time of answers that are not streamed, without their leader's time."""
-    load = Load(1, 1, 1.0, WHOLE_TOKENS)
+    load = StreamLoad(1, 1, 1.0, WHOLE_TOKENS)
     with calling(others, lead, ring=folder / "whole", redis_url=redis_url, load=load, whole=True) as leading:
         wait_for_model(address)
         say(f"{requests} answers that are not streamed")
         meter = Meter({"api": part.pid})
         overhead = overhead_ms(address, folder / "whole", requests, WHOLE_TOKENS)
-        busy = 1000 * meter.spent()["api"] / (requests + WARM_UP)
+        busy = 1000 * meter.processor_s()["api"] / (requests + WARM_UP)
         click.echo(
             f"not streamed: p50 {overhead.p50:.2f} ms, p99 {overhead.p99:.2f} ms beside the leader's time; "
             f"{busy:.2f} ms of the API's processor an answer"
@@ -165,8 +168,8 @@ def whole(others: set[int], folder: Path, redis_url: str, part: Part, address: A
 
 
 def _read(
-    cores: set[int], name: str, load: Load, ring: Path, address: Address, seconds: float, pids: dict[str, int]
-) -> Seen:
+    cores: set[int], name: str, load: StreamLoad, ring: Path, address: Address, seconds: float, pids: dict[str, int]
+) -> StreamReport:
     """Have the clients read, and measure everybody's processor time meanwhile."""
     say(f"{name}: {load.clients} streams of {load.rate:g} tok/s for {seconds:g} s")
     with calling(cores, read, address=address, ring=ring, load=load, seconds=seconds) as readers:
@@ -176,9 +179,9 @@ def _read(
         with looking(lambda: memory.append(resident(pids["api"])), 1.0):
             arrivals = readers.result(dict[str, float])
             shares = meter.shares()
-    seen = Seen(name, load, arrivals, shares, memory)
-    click.echo(seen.line())
-    return seen
+    report = StreamReport(name, load, arrivals, shares, memory)
+    click.echo(report.line())
+    return report
 
 
 def wait_for_model(address: Address, model: str = MODEL) -> None:

@@ -1,6 +1,6 @@
 """Leaders without a model.
 
-`Load` says which client's next token is due when. When each token left its leader is in shared memory between the
+`StreamLoad` says which client's next token is due when. When each token left its leader is in shared memory between the
 process that emits and the one that reads (`Ring`).
 """
 
@@ -47,7 +47,7 @@ TOOL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class StreamLoad:
     """`clients` streams of `rate` tokens a second each, served by `replicas` groups that step in turn."""
 
     clients: int
@@ -145,7 +145,7 @@ class Replica(ScriptedLeader):
     """Leads as many streams as it has slots, and writes to the ring when each token leaves."""
 
     def __init__(
-        self, client: SyncRedis, name: str, load: Load, tokenizer: Tokenizer, tokens: Sequence[int], ring: Ring
+        self, client: SyncRedis, name: str, load: StreamLoad, tokenizer: Tokenizer, tokens: Sequence[int], ring: Ring
     ) -> None:
         super().__init__(client, MODEL, name, tokenizer.decode, self._answer, load.slots)
         self._load = load
@@ -172,7 +172,7 @@ class Replica(ScriptedLeader):
             times[numbers[emission.rid] * TOKENS + emission.seq % TOKENS] = now
 
 
-def lead(ring: Path, redis_url: str, load: Load, whole: bool = False) -> dict[str, Any]:
+def lead(ring: Path, redis_url: str, load: StreamLoad, whole: bool = False) -> dict[str, Any]:
     """Lead until SIGTERM; what was done. `whole`: one replica answers each request with all of its tokens at once."""
     stopped = until_terminated()
     client = connect(redis_url)
@@ -190,17 +190,17 @@ def lead(ring: Path, redis_url: str, load: Load, whole: bool = False) -> dict[st
     return counts
 
 
-def step_in_turn(replicas: Sequence[ScriptedLeader], load: Load, stopped: Callable[[], bool]) -> dict[str, Any]:
+def step_in_turn(replicas: Sequence[ScriptedLeader], load: StreamLoad, stopped: Callable[[], bool]) -> dict[str, Any]:
     """Every replica's steps at their moments. `late_ms` is the worst delay of one: this process or Redis was busy."""
     tokens = 0
     worst = 0.0
     began = time.monotonic()
     for replica, late in load.ticks():
-        if stopped() and not any(one.running for one in replicas):
+        if stopped() and not any(leader.running for leader in replicas):
             break
         tokens += replicas[replica].turn()
-        for other in replicas:  # slow ones keep their locks between their steps
-            other.tend()
+        for leader in replicas:  # slow ones keep their locks between their steps
+            leader.tend()
         worst = max(worst, late)
     return {"tokens": tokens, "late_ms": 1000 * worst, "seconds": time.monotonic() - began}
 

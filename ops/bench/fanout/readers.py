@@ -15,18 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from ops.bench.fanout.leaders import TOKENS, TOOL, Load, Ring
-from ops.harness.client import CHAT
-from ops.harness.exchange import Address, Answer
+from ops.bench.fanout.leaders import MODEL, TOKENS, TOOL, Ring, StreamLoad
+from ops.harness.exchange import Address, RawAnswer, chat
 from ops.harness.program import Summary, summarise
 
 _PLACE = re.compile(rb"id: [^:\n]*:(\d+)\.")
 _OK = b"HTTP/1.1 200"
 _RECEIVE = 1 << 17
-_AT_THE_DOOR = 32
-"""Clients that may wait for their first token: they do not come all at one moment."""
+_MOST_WAITING = 32
+"""Clients that may wait for their first token at a time, so that they do not all connect at one moment."""
 _BUCKET_MS = 0.05
 _BUCKETS = 200_000
 _PATIENCE_S = 60.0
@@ -67,13 +64,12 @@ class Arrivals:
 class Reader:
     """One client: asks, reads to the end of the answer, asks again on the same connection."""
 
-    def __init__(self, number: int, address: Address, path: str, load: Load, ring: Ring) -> None:
+    def __init__(self, number: int, address: Address, load: StreamLoad, ring: Ring) -> None:
         self._number = number
-        self._path = path
         self._load = load
         self._times = ring.times
         self._first = number * TOKENS
-        self._host = f"{address[0]}:{address[1]}"
+        self._address = address
         self.socket = socket.create_connection(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.seq = 0
@@ -82,15 +78,8 @@ class Reader:
         self._length = load.first_answer(number)
 
     def ask(self) -> None:
-        fields = {
-            "model": "scripted",
-            "messages": [{"role": "user", "content": f"stream {self._number}"}],
-            "stream": True,
-            "max_tokens": self._length,
-        }
-        body = msgspec.json.encode({**fields, "tools": [TOOL]} if self._load.calls else fields)
-        head = f"POST {self._path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
-        self.socket.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        fields: dict[str, Any] = {"tools": [TOOL]} if self._load.calls else {}
+        self.socket.sendall(chat(self._address, MODEL, self._number, self._length, stream=True, **fields))
 
     def read(self, arrivals: Arrivals) -> None:
         """Take what is there. Raises ConnectionError for anything but a whole answer in order."""
@@ -148,7 +137,7 @@ def serve_all(reader: Callable[[int], Reader], clients: int, seconds: float) -> 
     until = float("inf")
     waiting = set[Reader]()
     while (now := time.monotonic()) < until:
-        while unstarted and len(waiting) < _AT_THE_DOOR:
+        while unstarted and len(waiting) < _MOST_WAITING:
             client = reader(unstarted.pop())
             waiting.add(client)
             selector.register(client.socket, selectors.EVENT_READ, client)
@@ -174,10 +163,7 @@ def overhead_ms(address: Address, ring_path: Path, requests: int, tokens: int) -
     """Milliseconds from the request's first byte to the answer's last, less those in which a leader had it."""
     ring = Ring(ring_path, 1)
     times = list[float]()
-    message = [{"role": "user", "content": "answer 0"}]
-    body = json.dumps({"model": "scripted", "messages": message, "max_tokens": tokens}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: {address[0]}\r\ncontent-type: application/json\r\n"
-    request = head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
+    request = chat(address, MODEL, 0, tokens, stream=False)
     with socket.create_connection(address, timeout=30) as connection:
         for turn in range(WARM_UP + requests):
             began = time.monotonic()
@@ -193,9 +179,9 @@ def overhead_ms(address: Address, ring_path: Path, requests: int, tokens: int) -
     return summarise(times)
 
 
-def _read(connection: socket.socket) -> Answer:
+def _read(connection: socket.socket) -> RawAnswer:
     """One answer, whose head is looked through for its length alone: else the client would be measured."""
-    answer = Answer()
+    answer = RawAnswer()
     while not answer.whole:
         piece = connection.recv(65536)
         if not piece:
@@ -207,7 +193,7 @@ def _read(connection: socket.socket) -> Answer:
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
-def read(address: Address, ring: Path, load: Load, seconds: float) -> dict[str, Any]:
+def read(address: Address, ring: Path, load: StreamLoad, seconds: float) -> dict[str, Any]:
     """Say `begin` when every client is served; what they saw in so many seconds after that."""
     times = Ring(ring, load.clients)
-    return serve_all(lambda number: Reader(number, address, CHAT, load, times), load.clients, seconds)
+    return serve_all(lambda number: Reader(number, address, load, times), load.clients, seconds)

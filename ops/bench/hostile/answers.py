@@ -63,9 +63,9 @@ def fragments(name: str) -> list[str]:
     return [piece for piece in pieces if piece] + _PLAIN
 
 
-def read(how: Reading, texts: Sequence[str], marks: Sequence[str] = ()) -> Piece:
+def read(reading: Reading, texts: Sequence[str], marks: Sequence[str] = ()) -> Piece:
     """The whole answer; a text that is one of the marks comes as a token."""
-    parser = AnswerParser(how, "rid", 0)
+    parser = AnswerParser(reading, "rid", 0)
     whole = Piece(0, 0)
     for text in texts:
         piece = Piece(0, 0)
@@ -81,18 +81,18 @@ def check_answer(name: str, random: Random) -> None:
     """Read one answer that is made at random. Raises BadAnswer, and whatever the reader raises."""
     form = TABLE[name]
     words = [f"w{number}w" for number in range(random.randrange(8))]
-    said = random.choices(fragments(name), k=random.randrange(8)) + words
-    random.shuffle(said)
-    text = "".join(said)
+    pieces = random.choices(fragments(name), k=random.randrange(8)) + words
+    random.shuffle(pieces)
+    text = "".join(pieces)
     pair = form.reasoning[0] if form.reasoning else None
     begun = random.random() < 0.3
     thinking = None if pair is None else ThinkingMarks(pair.open.strip(), pair.close.strip(), begun)
-    how = Reading(thinking, Calling(name, NAMES, LITERAL), form=name)
+    reading = Reading(thinking, Calling(name, NAMES, LITERAL), form=name)
     finder = tokens_of(name) if random.random() < 0.5 else _NO_TOKENS
     parts = [part for part in finder.split(text) if part]
     marks = tuple(part for part in parts if finder.fullmatch(part))
-    whole = read(how, parts, marks)
-    if whole != read(how, [one for part in parts for one in ([part] if part in marks else part)], marks):
+    whole = read(reading, parts, marks)
+    if whole != read(reading, [symbol for part in parts for symbol in ([part] if part in marks else part)], marks):
         raise BadAnswer(f"{name}: another result of single characters: {text!r}")
     if any(mark in whole.text for mark in marks):
         raise BadAnswer(f"{name}: a control token in the text {whole.text!r} of {text!r}")

@@ -15,25 +15,23 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 
 from control import access
+from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from ops.bench.fanout.fanout import api, wait_for_end, wait_for_model
-from ops.bench.fanout.leaders import Load, lead
+from ops.bench.fanout.leaders import StreamLoad, lead
 from ops.bench.fanout.readers import read
 from ops.common.waiting import NotInTime, until
 from ops.harness.client import CHAT, COMPLETIONS
 from ops.harness.exchange import Address
-from ops.harness.farm import say
+from ops.harness.farm import private_redis, say
 from ops.harness.processes import MIB, calling, looking, resident
 from ops.harness.program import Figure
-from ops.local.embedded import EmbeddedServer
 from ops.local.ready import get
 
 LATER_MS = 100.0
@@ -57,7 +55,7 @@ Tried = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ApiTarget:
     """The API process under attack. `key` is one of the farm's, `spare` a client number that no polite stream has."""
 
     address: Address
@@ -108,7 +106,7 @@ def status(connection: socket.socket) -> int:
 
 # --- attacks ----------------------------------------------------------------------------------------------------------
 
-Attack = Callable[[Target], Tried]
+Attack = Callable[[ApiTarget], Tried]
 
 
 def _post(
@@ -117,14 +115,14 @@ def _post(
     return lambda target: (times, sum(target.post(path, body, *lines) in statuses for _ in range(times)))
 
 
-def _bytes(make: Callable[[Target], bytes], expected: int) -> Attack:
+def _bytes(make: Callable[[ApiTarget], bytes], expected: int) -> Attack:
     return lambda target: (1, int(target.send(make(target)) == expected))
 
 
-def _opened(count: int, data: Callable[[Target], bytes], *statuses: int) -> Attack:
+def _opened(count: int, data: Callable[[ApiTarget], bytes], *statuses: int) -> Attack:
     """So many connections at once, which begin and never end."""
 
-    def attack(target: Target) -> Tried:
+    def attack(target: ApiTarget) -> Tried:
         with ExitStack() as stack:
             connections = [stack.enter_context(target.connect()) for _ in range(count)]
             for connection in connections:
@@ -134,12 +132,12 @@ def _opened(count: int, data: Callable[[Target], bytes], *statuses: int) -> Atta
     return attack
 
 
-def _stalled(target: Target, *lines: str) -> bytes:
+def _stalled(target: ApiTarget, *lines: str) -> bytes:
     """A body that comes nearly whole: refused when it is too slow, or when it gives way."""
     return target.head(CHAT, f"content-length: {4 * MIB}", *lines) + b"\r\n" + b" " * (4 * MIB - 100)
 
 
-def _pipelined(target: Target) -> Tried:
+def _pipelined(target: ApiTarget) -> Tried:
     """A hundred thousand requests in one piece: a few are answered, and the connection ends."""
     answers = b""
     with target.connect() as connection, suppress(OSError):
@@ -149,7 +147,7 @@ def _pipelined(target: Target) -> Tried:
     return 1, int(0 < answers.count(b"HTTP/1.1 200") <= 100)
 
 
-def _cancelled(target: Target) -> Tried:
+def _cancelled(target: ApiTarget) -> Tried:
     """Streams whose client leaves as soon as they were asked for: none of them is followed any more."""
     before = target.followed
     message = {"role": "user", "content": f"stream {target.spare}"}
@@ -199,17 +197,17 @@ SLOW: dict[str, Attack] = {
 def attack_all(address: Address, key: str, spare: int, seconds: float) -> dict[str, Tried]:
     """Every attack in turn, again and again, for so many seconds."""
     os.nice(10)  # the polite clients share its cores: it must not be what they wait for
-    target = Target(address, key, spare)
+    target = ApiTarget(address, key, spare)
     end = time.monotonic() + seconds
     with ThreadPoolExecutor() as pool:
-        slow = [pool.submit(_repeated, target, {name: one}, end) for name, one in SLOW.items()]
+        slow = [pool.submit(_repeated, target, {name: attack}, end) for name, attack in SLOW.items()]
         tried = _repeated(target, QUICK, end)
-        for one in slow:
-            tried |= one.result()
+        for future in slow:
+            tried |= future.result()
     return tried
 
 
-def _repeated(target: Target, attacks: dict[str, Attack], end: float) -> dict[str, Tried]:
+def _repeated(target: ApiTarget, attacks: dict[str, Attack], end: float) -> dict[str, Tried]:
     """Each at least once, then again until the time is over."""
     attempts = Counter[str]()
     refused = Counter[str]()
@@ -228,17 +226,16 @@ def _repeated(target: Target, attacks: dict[str, Attack], end: float) -> dict[st
 
 def measure(own: set[int], others: set[int], clients: int, seconds: float, runs: int) -> list[Figure]:
     """So many pairs of runs of the polite streams, with and without attacks."""
-    polite = Load(clients, REPLICAS, RATE, TOKENS)
-    served = Load(clients + 1, REPLICAS, RATE, TOKENS)  # with the attackers' client, whose number comes last
+    polite = StreamLoad(clients, REPLICAS, RATE, TOKENS)
+    served = StreamLoad(clients + 1, REPLICAS, RATE, TOKENS)  # with the attackers' client, whose number comes last
     calm = list[float]()
     disturbed = list[float]()
     memory = list[float]()
     tried = list[dict[str, Tried]]()
     with (
-        TemporaryDirectory(prefix="furrow-bench-") as folder,
-        EmbeddedServer(Path(folder) / "redis") as url,
+        private_redis() as (folder, url),
         api(own, url, "--header-timeout", str(HEADER_TIMEOUT_S)) as (part, address),
-        calling(others, lead, ring=(ring := Path(folder) / "ring"), redis_url=url, load=served),
+        calling(others, lead, ring=(ring := folder / "ring"), redis_url=url, load=served),
     ):
 
         def lateness() -> float:
@@ -250,7 +247,8 @@ def measure(own: set[int], others: set[int], clients: int, seconds: float, runs:
             return arrivals["p999_ms"]
 
         wait_for_model(address)
-        key = _key(url)
+        with connect(url) as client:
+            key = new_key(client)
         for turn in range(1, runs + 1):
             say(f"run {turn} of {runs}: {clients} streams for {seconds:g} s, then again with attacks")
             calm.append(lateness())
@@ -280,8 +278,8 @@ def figures(
     return judged
 
 
-def _key(redis_url: str) -> str:
-    with connect(redis_url) as client:
-        key, secret = access.mint()
-        access.create(client, key)
-        return secret
+def new_key(client: SyncRedis, tenant: str = "") -> str:
+    """The secret of a new API key."""
+    key, secret = access.mint(name=tenant, tenant=tenant)
+    access.create(client, key)
+    return secret

@@ -21,7 +21,7 @@ from contextlib import suppress
 import click
 import msgspec
 
-from ops.harness.exchange import Address, Exchange, chat, close_all, dial
+from ops.harness.exchange import Address, HttpConnection, chat, close_all, dial
 from ops.harness.processes import until_terminated
 
 SOURCE = "127.0.0.2" if sys.platform == "linux" else ""
@@ -32,8 +32,8 @@ BURST_PAUSE_S = 0.5
 BURST_TOKENS = 2
 LOOP_TOKENS = 1
 WAITING_TOKENS = 4
-AT_THE_DOOR = 600
-"""Waiting streams without response headers: an API process that still answers is not asked by all at once."""
+MOST_PENDING = 600
+"""Streams that may wait for their response headers at a time; the others are sent later."""
 WAIT_WITHIN_S = 60.0
 """After this time a crowd that is to wait sends no more, and the row says how many wait."""
 AGAIN_S = 0.5
@@ -105,7 +105,7 @@ class Crowd:
     def burst(self) -> None:
         """Send a stream on every connection at once; when all are answered, again, on new connections."""
         while not self._stopped():
-            clients = [Exchange(self._selector, self._address, SOURCE) for _ in range(self._connections)]
+            clients = [HttpConnection(self._selector, self._address, SOURCE) for _ in range(self._connections)]
             for client in clients:
                 self._send(client, BURST_TOKENS, stream=True)
             self.deeds.bursts += 1
@@ -123,7 +123,7 @@ class Crowd:
 
     def loop(self) -> None:
         """Send a small chat on every connection, and the next one as soon as it has an answer, whatever that is."""
-        clients = [Exchange(self._selector, self._address, SOURCE) for _ in range(self._connections)]
+        clients = [HttpConnection(self._selector, self._address, SOURCE) for _ in range(self._connections)]
         for client in clients:
             self._send(client, LOOP_TOKENS, stream=False)
         while not self._stopped():
@@ -135,16 +135,16 @@ class Crowd:
 
     def wait(self, begin: Callable[[], None]) -> None:
         """Have a stream wait on every connection; `begin` is called once each has its response headers."""
-        clients = [Exchange(self._selector, self._address, SOURCE) for _ in range(self._connections)]
+        clients = [HttpConnection(self._selector, self._address, SOURCE) for _ in range(self._connections)]
         due = deque((0.0, client) for client in clients)
-        pending = set[Exchange]()
-        waiting = set[Exchange]()
+        pending = set[HttpConnection]()
+        waiting = set[HttpConnection]()
         began = 0.0
         until = time.monotonic() + WAIT_WITHIN_S
         while not self._stopped():
             if not began and time.monotonic() > until:
                 due.clear()
-            while due and due[0][0] <= time.monotonic() and len(pending) < AT_THE_DOOR:
+            while due and due[0][0] <= time.monotonic() and len(pending) < MOST_PENDING:
                 _, client = due.popleft()
                 self._send(client, WAITING_TOKENS, stream=True)
                 pending.add(client)
@@ -179,18 +179,18 @@ class Crowd:
 
     def _request(self, number: int, tokens: int, *, stream: bool) -> bytes:
         model = self._models[number % len(self._models)]
-        return chat(self._address, self._key, model, number, tokens, stream=stream)
+        return chat(self._address, model, number, tokens, stream=stream, key=self._key)
 
-    def _send(self, client: Exchange, tokens: int, *, stream: bool) -> None:
+    def _send(self, client: HttpConnection, tokens: int, *, stream: bool) -> None:
         client.send(self._request(next(self._numbers), tokens, stream=stream))
         self.deeds.sent += 1
 
-    def _note(self, client: Exchange) -> None:
+    def _note(self, client: HttpConnection) -> None:
         self._statuses[client.answer.status] += 1
         if client.answer.status == 422:
             self.deeds.named += any(f"'{model}'".encode() in client.answer.data for model in self._models)
 
-    def _ready(self) -> list[Exchange]:
+    def _ready(self) -> list[HttpConnection]:
         return [key.data for key, _ in self._selector.select(TICK_S)]
 
 

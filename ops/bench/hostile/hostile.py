@@ -15,12 +15,10 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import click
 
-from control import access
 from control.errors import FurrowError
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, run
@@ -28,19 +26,18 @@ from control.replicas.model_overviews import load_of
 from ops.bench.fanout.fanout import api, wait_for_end, wait_for_model
 from ops.bench.fanout.leaders import MODEL
 from ops.bench.hostile import attacks
-from ops.bench.hostile.attacks import Target
+from ops.bench.hostile.attacks import ApiTarget
 from ops.bench.hostile.crowd import Deeds, attack
 from ops.bench.hostile.leaders import HOSTILE_MODELS, WAITING, Claim, lead_noting
-from ops.bench.hostile.neighbour import Seen, ask_and_probe
+from ops.bench.hostile.neighbour import NeighbourReport, ask_and_probe
 from ops.common.sabotage import Sabotage
 from ops.common.waiting import until
 from ops.harness import program
 from ops.harness.client import CHAT
 from ops.harness.exchange import Address
-from ops.harness.farm import say
-from ops.harness.processes import Meter, Part, calling, split_cores
+from ops.harness.farm import private_redis, say
+from ops.harness.processes import Meter, Process, calling, split_cores
 from ops.harness.program import Figure, Summary, figures_table, percentile, summarise
-from ops.local.embedded import EmbeddedServer
 
 BEYOND_MS = 500.0
 """p99 of the other tenant's first tokens, beyond the p50 of a quiet time."""
@@ -63,7 +60,7 @@ MODEL_FILES = "model-files"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AttackRow:
     """An attack of `connections` connections for so many seconds (from the moment at which all wait, where they do)."""
 
     attack: str
@@ -80,15 +77,15 @@ class Row:
 ROWS = {
     row.name: row
     for row in (
-        Row("cut", 8, 30.0),
-        Row("cut", 32, 30.0),
-        Row("cut", 256, 30.0),
-        Row("burst", 400, 15.0),
-        Row("burst", 1600, 15.0),
-        Row("burst", 3200, 20.0),
-        Row("loop", 512, 20.0),
-        Row("wait", 4000, 20.0, (WAITING,)),
-        Row("loop", 4, 20.0, HOSTILE_MODELS),
+        AttackRow("cut", 8, 30.0),
+        AttackRow("cut", 32, 30.0),
+        AttackRow("cut", 256, 30.0),
+        AttackRow("burst", 400, 15.0),
+        AttackRow("burst", 1600, 15.0),
+        AttackRow("burst", 3200, 20.0),
+        AttackRow("loop", 512, 20.0),
+        AttackRow("wait", 4000, 20.0, (WAITING,)),
+        AttackRow("loop", 4, 20.0, HOSTILE_MODELS),
     )
 }
 ADMISSION = "admission"
@@ -98,11 +95,11 @@ NAMES = (ADMISSION, *ROWS)
 
 
 @dataclass
-class Measured:
-    """A row, as it was seen. `began` and `ended` are times of the monotonic clock, `shares` are of one core."""
+class AttackResult:
+    """The figures of a row. `began` and `ended` are times of the monotonic clock, `shares` are of one core."""
 
-    row: Row
-    seen: Seen
+    row: AttackRow
+    report: NeighbourReport
     deeds: Deeds
     shares: dict[str, float]
     began: float
@@ -121,7 +118,7 @@ class Admission:
 
 
 @dataclass
-class Outcome:
+class HostileResults:
     """All that was measured."""
 
     quiet: Summary | None = None
@@ -129,7 +126,7 @@ class Outcome:
     quiet_share: float = 0.0
     """Of a core, which the API process takes for the other tenant and /health alone."""
     admission: Admission | None = None
-    rows: list[Measured] = field(default_factory=list[Measured])
+    rows: list[AttackResult] = field(default_factory=list[AttackResult])
     claims: list[Claim] = field(default_factory=list[Claim])
 
 
@@ -139,14 +136,13 @@ def measure(
     names: Collection[str],
     seconds: float | None,
     control: Sabotage | None = None,
-) -> Outcome:
+) -> HostileResults:
     """Run the rows of these names on a private farm, whose API process is changed by `control`; `seconds` replaces the
     time of each."""
-    outcome = Outcome()
+    outcome = HostileResults()
     with (
-        TemporaryDirectory(prefix="furrow-bench-") as folder,
-        EmbeddedServer(Path(folder) / "redis") as url,
-        api(own, url, environment=control.write(Path(folder) / "control") if control else {}) as (part, address),
+        private_redis() as (folder, url),
+        api(own, url, environment=control.write(folder / "control") if control else {}) as (part, address),
         calling(others, lead_noting, redis_url=url) as leading,
         connect(url) as client,
     ):
@@ -156,13 +152,13 @@ def measure(
         if ADMISSION in names:
             outcome.admission = farm.admission()
             click.echo(admission_line(outcome.admission))
-        chosen = [row for name, row in ROWS.items() if name in names]
-        if chosen:
+        rows = [row for name, row in ROWS.items() if name in names]
+        if rows:
             say(f"the other tenant alone, for {min(QUIET_S, seconds or QUIET_S):g} s")
-            seen, shares = farm.quiet(min(QUIET_S, seconds or QUIET_S))
-            outcome.quiet, outcome.quiet_share = summarise(seen.first_ms), shares["api"]
-            click.echo(quiet_line(seen, shares))
-        for row in chosen:
+            report, shares = farm.quiet(min(QUIET_S, seconds or QUIET_S))
+            outcome.quiet, outcome.quiet_share = summarise(report.first_ms), shares["api"]
+            click.echo(quiet_line(report, shares))
+        for row in rows:
             measured = farm.run(row, seconds or row.seconds)
             outcome.rows.append(measured)
             click.echo(row_line(measured))
@@ -175,22 +171,22 @@ def measure(
 class _Farm:
     """Runs rows against one API process."""
 
-    def __init__(self, others: set[int], part: Part, leading: Part, address: Address, client: SyncRedis) -> None:
+    def __init__(self, others: set[int], part: Process, leading: Process, address: Address, client: SyncRedis) -> None:
         self._others = others
         self._address = address
         self._client = client
         self._leading = leading
         self._api = part
         self._pids = {"api": part.pid, "leaders": leading.pid, "redis": int(client.info("server")["process_id"])}
-        self._attacker, self._other = (_key(client, name) for name in ("attacker", "other"))
+        self._attacker, self._other = (attacks.new_key(client, name) for name in ("attacker", "other"))
         self._first = 0
 
-    def quiet(self, seconds: float) -> tuple[Seen, dict[str, float]]:
+    def quiet(self, seconds: float) -> tuple[NeighbourReport, dict[str, float]]:
         with self._neighbour(seconds) as neighbour:
             shares = self._shares(neighbour, {})
-            return neighbour.result(Seen), shares
+            return neighbour.result(NeighbourReport), shares
 
-    def run(self, row: Row, seconds: float) -> Measured:
+    def run(self, row: AttackRow, seconds: float) -> AttackResult:
         """The attack ends when the time is over; the answers that the other tenant then still lacks are waited for."""
         if row.name == MODEL_FILES:
             until(self._tokenizer_is_tried, "the tokenizer of the model with a hostile one is tried")
@@ -206,18 +202,18 @@ class _Farm:
                 shares = self._shares(neighbour, {"attacker": crowd.pid})
                 ended = time.monotonic()
                 deeds = crowd.stop(Deeds)
-                seen = neighbour.result(Seen)
+                report = neighbour.result(NeighbourReport)
         alive = self._api.process.poll() is None
         if alive:
             wait_for_end(self._address)
         if self._leading.process.poll() is not None:
             raise RuntimeError(f"{row.name}: the leaders ended with status {self._leading.process.returncode}")
-        return Measured(row, seen, deeds, shares, began, ended, alive)
+        return AttackResult(row, report, deeds, shares, began, ended, alive)
 
     def _tokenizer_is_tried(self) -> bool:
         """Until then requests of its model get 503."""
         body = {"model": HOSTILE_MODELS[1], "messages": [{"role": "user", "content": "stream 0"}]}
-        target = Target(self._address, self._attacker, 0)
+        target = ApiTarget(self._address, self._attacker, 0)
         return target.post(CHAT, body, f"authorization: Bearer {self._attacker}") == 422
 
     def admission(self) -> Admission:
@@ -236,15 +232,15 @@ class _Farm:
                     queued = now
                     since = time.monotonic()
                 time.sleep(0.01)
-            spent = meter.spent()["api"]
+            processor_s = meter.processor_s()["api"]
             crowd.stop(Deeds)
         wait_for_end(self._address)
-        return Admission(ADMITTED, queued, 1000 * spent / queued)
+        return Admission(ADMITTED, queued, 1000 * processor_s / queued)
 
     def _enqueued(self) -> int:
         return run(self._client, load_of(WAITING)).enqueued
 
-    def _shares(self, neighbour: Part, attacker: dict[str, int]) -> dict[str, float]:
+    def _shares(self, neighbour: Process, attacker: dict[str, int]) -> dict[str, float]:
         """The share of a core that each process takes, until the other tenant has sent all."""
         meter = Meter({**self._pids, "other tenant": neighbour.pid, **attacker})
         began = time.monotonic()
@@ -254,14 +250,14 @@ class _Farm:
         return {**meter.shares(), STARVED: starved}
 
     @contextmanager
-    def _neighbour(self, seconds: float) -> Generator[Part]:
+    def _neighbour(self, seconds: float) -> Generator[Process]:
         asking = {"address": self._address, "key": self._other, "model": MODEL, "seconds": seconds}
         with calling(self._others, ask_and_probe, first=self._first + NUMBERS // 2, **asking) as neighbour:
             neighbour.await_line("begin")
             yield neighbour
 
     @contextmanager
-    def _crowd(self, kind: str, models: Sequence[str], connections: int) -> Generator[Part]:
+    def _crowd(self, kind: str, models: Sequence[str], connections: int) -> Generator[Process]:
         self._first += NUMBERS
         attacking = {"address": self._address, "key": self._attacker, "models": models, "kind": kind}
         with calling(self._others, attack, connections=connections, first=self._first, **attacking) as crowd:
@@ -275,16 +271,16 @@ def _waited_s(pid: int) -> float:
     return int(schedstat.read_text().split()[1]) / 1e9 if schedstat.exists() else 0.0
 
 
-def gone_percent(claims: Sequence[Claim], measured: Measured) -> float:
+def gone_percent(claims: Sequence[Claim], measured: AttackResult) -> float:
     """Of the steps that leaders did for requests claimed in a row's time: those of requests whose client had gone
     before the claim."""
     inside = [claim for claim in claims if measured.began <= claim.at <= measured.ended]
     cut_at = measured.deeds.cut_at
-    gone = sum(claim.steps for claim in inside if cut_at.get(claim.number, float("inf")) < claim.at)
-    return 100 * gone / max(1, sum(claim.steps for claim in inside))
+    steps = sum(claim.steps for claim in inside if cut_at.get(claim.number, float("inf")) < claim.at)
+    return 100 * steps / max(1, sum(claim.steps for claim in inside))
 
 
-def figures(outcome: Outcome) -> list[Figure]:
+def figures(outcome: HostileResults) -> list[Figure]:
     """The figures with limits."""
     judged = list[Figure]()
     if outcome.admission is not None:
@@ -296,28 +292,28 @@ def figures(outcome: Outcome) -> list[Figure]:
     return judged
 
 
-def _of_row(measured: Measured, quiet: Summary, quiet_share: float, claims: Sequence[Claim]) -> list[Figure]:
+def _of_row(measured: AttackResult, quiet: Summary, quiet_share: float, claims: Sequence[Claim]) -> list[Figure]:
     row = measured.row
-    seen = measured.seen
+    report = measured.report
     deeds = measured.deeds
-    first = sorted(seen.first_ms) or [math.inf]
-    health = sorted(seen.health_ms) or [math.inf]
+    first = sorted(report.first_ms) or [math.inf]
+    health = sorted(report.health_ms) or [math.inf]
     judged = [
         Figure("first token p99, beyond quiet p50", percentile(first, 99) - quiet.p50, BEYOND_MS, "ms"),
         Figure("first token, maximum", first[-1], FIRST_MS, "ms"),
         Figure("/health, maximum", health[-1], HEALTH_MS, "ms"),
-        Figure("failed answers of the other tenant", len(seen.failed), 0),
+        Figure("failed answers of the other tenant", len(report.failed), 0),
     ]
     if row.name == MODEL_FILES:
-        gaps = sorted(seen.gaps_ms) or [math.inf]
+        gaps = sorted(report.gaps_ms) or [math.inf]
         judged.append(Figure("gap between tokens, maximum", gaps[-1], GAP_MS, "ms"))
         unnamed = sum(deeds.statuses.values()) - deeds.named
         judged.append(Figure("422 with the model's name", deeds.named, 1, at_least=True))
         judged.append(Figure("other answers", unnamed, 0))
         judged.append(Figure("ends of the API process", not measured.alive, 0))
     if row.attack == "cut":
-        gone = gone_percent(claims, measured)
-        judged.append(Figure("steps for clients that had gone", gone, GONE_PERCENT, "%"))
+        percent = gone_percent(claims, measured)
+        judged.append(Figure("steps for clients that had gone", percent, GONE_PERCENT, "%"))
     if row.attack == "wait":
         share = 100 * (measured.shares["api"] - quiet_share)
         judged.append(Figure("share of a core for waiting streams", share, WAITING_PERCENT, "%"))
@@ -335,14 +331,14 @@ def admission_line(admission: Admission) -> str:
     )
 
 
-def quiet_line(seen: Seen, shares: Mapping[str, float]) -> str:
-    return f"quiet: {_times(seen)}; of a core: {_percentages(shares)}"
+def quiet_line(report: NeighbourReport, shares: Mapping[str, float]) -> str:
+    return f"quiet: {_times(report)}; of a core: {_percentages(shares)}"
 
 
-def row_line(measured: Measured) -> str:
+def row_line(measured: AttackResult) -> str:
     deeds = measured.deeds
     statuses = ", ".join(f"{count} × {status or 'cut'}" for status, count in sorted(deeds.statuses.items()))
-    parts = [f"{measured.row.name}: {_times(measured.seen)}"]
+    parts = [f"{measured.row.name}: {_times(measured.report)}"]
     parts.append(f"attacker: {deeds.sent} requests" + (f" ({statuses})" if statuses else ""))
     if measured.row.attack == "burst":
         parts.append(f"{deeds.bursts} bursts")
@@ -351,24 +347,18 @@ def row_line(measured: Measured) -> str:
             f"{deeds.waiting} streams waited, {deeds.comment_bytes / deeds.comments_s:.0f} bytes/s of comments"
         )
     parts.append(f"of a core: {_percentages(measured.shares)}")
-    return "; ".join(parts) + "".join(f"\n  failed: {text!r}" for text in measured.seen.failed[:3])
+    return "; ".join(parts) + "".join(f"\n  failed: {text!r}" for text in measured.report.failed[:3])
 
 
-def _times(seen: Seen) -> str:
-    rows = [("first token", seen.first_ms), ("gap", seen.gaps_ms), ("/health", seen.health_ms)]
-    rows.append(("own lateness", seen.late_ms))
+def _times(report: NeighbourReport) -> str:
+    rows = [("first token", report.first_ms), ("gap", report.gaps_ms), ("/health", report.health_ms)]
+    rows.append(("own lateness", report.late_ms))
     times = [(name, summarise(values)) for name, values in rows if values]
     return ", ".join(f"{name} p50 {s.p50:.1f}, p99 {s.p99:.1f}, max {s.max:.1f} ms" for name, s in times)
 
 
 def _percentages(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
-
-
-def _key(client: SyncRedis, tenant: str) -> str:
-    key, secret = access.mint(name=tenant, tenant=tenant)
-    access.create(client, key)
-    return secret
 
 
 # --- controls ---------------------------------------------------------------------------------------------------------
@@ -446,8 +436,10 @@ def judge(control: Sabotage, figures: Sequence[Figure]) -> None:
     click.echo(figures_table(figures))
     missed = {figure.name for figure in figures if not figure.holds}
     if harmless := [name for name in control.kinds if name not in missed]:
-        raise NotMissed(f"{', '.join(harmless)}: not missed although {control.what}; the row does not find such harm")
-    click.echo(f"as expected: {', '.join(control.kinds)}: missed, because {control.what}")
+        raise NotMissed(
+            f"{', '.join(harmless)}: not missed although {control.behaviour}; the row does not find such harm"
+        )
+    click.echo(f"as expected: {', '.join(control.kinds)}: missed, because {control.behaviour}")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -512,7 +504,7 @@ def hostile(
     judged = list[Figure]()
     if ATTACKS in names or not names:
         judged += attacks.measure(own, others, clients, seconds or SECONDS, runs)
-    chosen = [name for name in NAMES if name in names or not names]
-    if chosen:
-        judged += figures(measure(own, others, chosen, seconds))
+    row_names = [name for name in NAMES if name in names or not names]
+    if row_names:
+        judged += figures(measure(own, others, row_names, seconds))
     return program.Outcome(judged)

@@ -19,7 +19,7 @@ from control.messages import ModelAssets
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from control.requests import Claimed, Emission
-from ops.bench.fanout.leaders import MODEL, Load, demo_assets, number_of, publish, step_in_turn
+from ops.bench.fanout.leaders import MODEL, StreamLoad, demo_assets, number_of, publish, step_in_turn
 from ops.harness.processes import until_terminated
 from ops.harness.scripted_leader import ScriptedLeader
 from worker.leader.request import RunningRequest
@@ -130,7 +130,7 @@ def lead_noting(redis_url: str) -> list[Claim]:
     for name, assets in hostile_assets().items():
         publish(client, name, assets)
         replicas.append(Noting(client, name, "r0", WAITING_SLOTS, tokenizer, tokens))
-    step_in_turn(replicas, Load(REPLICAS * SLOTS, len(replicas), RATE, 1), stopped)
+    step_in_turn(replicas, StreamLoad(REPLICAS * SLOTS, len(replicas), RATE, 1), stopped)
     for replica in replicas:
         replica.leave()
     client.close()

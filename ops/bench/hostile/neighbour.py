@@ -16,7 +16,7 @@ from collections.abc import Callable
 import click
 import msgspec
 
-from ops.harness.exchange import Address, Exchange, chat, close_all, get
+from ops.harness.exchange import Address, HttpConnection, chat, close_all, get
 
 CHAT_EVERY_S = 0.13
 """No multiple of a leader's step, so that all moments of a step are met."""
@@ -30,7 +30,7 @@ An answer that is missing then has failed, and counts as having taken at least s
 _TOKEN = re.compile(rb"\nid: [^:\n]*:[1-9]\d*\.")
 
 
-class Seen(msgspec.Struct):
+class NeighbourReport(msgspec.Struct):
     """Milliseconds from the moment at which a request was due."""
 
     fresh_ms: list[float] = msgspec.field(default_factory=list[float])
@@ -54,7 +54,7 @@ class Seen(msgspec.Struct):
 class Request:
     """One that is under way on `exchange`."""
 
-    def __init__(self, exchange: Exchange, due: float, times: list[float], *, stream: bool, keep: bool) -> None:
+    def __init__(self, exchange: HttpConnection, due: float, times: list[float], *, stream: bool, keep: bool) -> None:
         self.exchange = exchange
         self.due = due
         self.times = times
@@ -97,10 +97,10 @@ class Neighbour:
         self._model = model
         self._numbers = itertools.count(first)
         self._selector = selectors.DefaultSelector()
-        self._under_way: dict[Exchange, Request] = {}
-        self._idle: dict[bool, list[Exchange]] = {True: [], False: []}
+        self._under_way: dict[HttpConnection, Request] = {}
+        self._idle: dict[bool, list[HttpConnection]] = {True: [], False: []}
         """Connections that were kept alive, of streams (True) and of probes."""
-        self.seen = Seen()
+        self.report = NeighbourReport()
 
     def run(self, seconds: float, sent: Callable[[], None]) -> None:
         """`sent` is called when the time is over; then answers are only waited for."""
@@ -124,33 +124,33 @@ class Neighbour:
         if not over:
             sent()
         for request in self._under_way.values():
-            request.give_up(self.seen.gaps_ms)
+            request.give_up(self.report.gaps_ms)
             self._fail(request)
         close_all(self._selector)
 
     def _begin(self, due: float, *, stream: bool, keep: bool) -> None:
         idle = self._idle[stream]
         reused = keep and bool(idle)
-        exchange = idle.pop() if reused else Exchange(self._selector, self._address)
+        exchange = idle.pop() if reused else HttpConnection(self._selector, self._address)
         if not stream:
             request = get(self._address, "/health")
-            times = self.seen.health_ms
+            times = self.report.health_ms
         else:
             number = next(self._numbers)
-            request = chat(self._address, self._key, self._model, number, TOKENS, stream=True)
-            times = self.seen.kept_ms if reused else self.seen.fresh_ms
+            request = chat(self._address, self._model, number, TOKENS, stream=True, key=self._key)
+            times = self.report.kept_ms if reused else self.report.fresh_ms
         self._under_way[exchange] = Request(exchange, due, times, stream=stream, keep=keep)
-        self.seen.late_ms.append(1000 * (time.monotonic() - due))
+        self.report.late_ms.append(1000 * (time.monotonic() - due))
         exchange.send(request)
         if not exchange.connected:
             self._fail(self._under_way.pop(exchange))
 
-    def _proceed(self, exchange: Exchange) -> None:
+    def _proceed(self, exchange: HttpConnection) -> None:
         piece = exchange.proceed()
         if exchange not in self._under_way:
             return  # an idle connection that the server has closed
         request = self._under_way[exchange]
-        request.look(self.seen.gaps_ms)
+        request.look(self.report.gaps_ms)
         if piece is not None and not exchange.answer.whole:
             return
         del self._under_way[exchange]
@@ -162,15 +162,15 @@ class Neighbour:
         exchange.close()
 
     def _fail(self, request: Request) -> None:
-        what = "stream" if request.stream else "/health"
+        kind = "stream" if request.stream else "/health"
         waited = time.monotonic() - request.due
         text = bytes(request.exchange.answer.data[-200:]).decode("latin-1")
-        self.seen.failed.append(f"{what} after {waited:.1f} s: {text or 'no answer'}")
+        self.report.failed.append(f"{kind} after {waited:.1f} s: {text or 'no answer'}")
 
 
-def ask_and_probe(address: Address, key: str, model: str, first: int, seconds: float) -> Seen:
-    """Say `begin`, and `sent` when the time is over; what was seen, once all is answered."""
+def ask_and_probe(address: Address, key: str, model: str, first: int, seconds: float) -> NeighbourReport:
+    """Say `begin`, and `sent` when the time is over; its report, once all is answered."""
     neighbour = Neighbour(address, key, model, first)
     click.echo("begin")
     neighbour.run(seconds, lambda: click.echo("sent"))
-    return neighbour.seen
+    return neighbour.report

@@ -58,7 +58,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Load:
+class UserAnswers:
     """The answers, the stamps of each by its rid, and the windows that count."""
 
     answers: list[Answer]
@@ -114,7 +114,7 @@ def shares(seconds: float, settle: float, kv_tokens: int, backlog: int) -> list[
     return figures
 
 
-async def drive(farm: PrivateFarm, seconds: float, settle: float, backlog: int) -> Load:
+async def drive(farm: PrivateFarm, seconds: float, settle: float, backlog: int) -> UserAnswers:
     """Let the users come, and go on until both windows are over. Raises FurrowError."""
     client = connect_async(farm.redis_url)
     collector = StampCollector(client)
@@ -161,7 +161,7 @@ async def drive(farm: PrivateFarm, seconds: float, settle: float, backlog: int) 
         raise group.exceptions[0] from group
     finally:
         await client.aclose()
-    return Load(answers, collector.stamps, windows)
+    return UserAnswers(answers, collector.stamps, windows)
 
 
 def tokens_per_second(
@@ -200,7 +200,7 @@ class Hog:
 
 
 @dataclass(frozen=True)
-class Scene:
+class HogScene:
     """The heavy users, and the classes in which the other user asks meanwhile."""
 
     title: str
@@ -208,14 +208,14 @@ class Scene:
     priorities: tuple[str, ...] = ("normal",)
 
 
-def scenes(requests: int, choices: int) -> list[Scene]:
+def scenes(requests: int, choices: int) -> list[HogScene]:
     many = Hog("hog", requests, choices, 48, 2000)
     return [
-        Scene(f"{requests} requests of {choices} choices", (many,), ("high", "normal", "low")),
-        Scene("the same without a key", (Hog("", requests, choices, 48, 2000),)),
-        Scene("two such hogs", (many, Hog("second", requests, choices, 48, 2000))),
-        Scene("long answers, all memory", (Hog("hog", 300, 1, 800, 12_000),)),
-        Scene("long prompts", (Hog("hog", 300, 1, 12_000, 200),)),
+        HogScene(f"{requests} requests of {choices} choices", (many,), ("high", "normal", "low")),
+        HogScene("the same without a key", (Hog("", requests, choices, 48, 2000),)),
+        HogScene("two such hogs", (many, Hog("second", requests, choices, 48, 2000))),
+        HogScene("long answers, all memory", (Hog("hog", 300, 1, 800, 12_000),)),
+        HogScene("long prompts", (Hog("hog", 300, 1, 12_000, 200),)),
     ]
 
 
@@ -228,11 +228,11 @@ def beside_hogs(requests: int, choices: int, times: int) -> list[Figure]:
             say(f"{scene.title}: measuring")
             answers, ended = asyncio.run(play(scene, farm, times))
             figures += [first_tokens(f"{scene.title}, {priority}", of) for priority, of in answers.items()]
-            failed += ended + sum(one.error is not None for of in answers.values() for one in of)
+            failed += ended + sum(answer.error is not None for of in answers.values() for answer in of)
     return [*figures, Figure("small requests that failed, or had no hog", failed, 0)]
 
 
-async def play(scene: Scene, farm: PrivateFarm, times: int) -> tuple[dict[str, list[Answer]], int]:
+async def play(scene: HogScene, farm: PrivateFarm, times: int) -> tuple[dict[str, list[Answer]], int]:
     """Let the hogs come, measure the other one's answers one after the other, and let the hogs leave.
 
     The answers by class, and how many requests of a hog had ended meanwhile.
@@ -242,7 +242,7 @@ async def play(scene: Scene, farm: PrivateFarm, times: int) -> tuple[dict[str, l
     client = farm.client
 
     def under_way() -> bool:
-        return any(one.completion_tokens for one in open_requests(client, [DEMO], 1000))
+        return any(request.completion_tokens for request in open_requests(client, [DEMO], 1000))
 
     try:
         for hog in scene.hogs:
@@ -260,12 +260,12 @@ async def play(scene: Scene, farm: PrivateFarm, times: int) -> tuple[dict[str, l
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        gone = "the end of the heavy load"
-        await asyncio.to_thread(until, lambda: not open_requests(client, [DEMO], 1000), gone, PATIENCE_S, 0.2)
+        event = "the end of the heavy load"
+        await asyncio.to_thread(until, lambda: not open_requests(client, [DEMO], 1000), event, PATIENCE_S, 0.2)
 
 
 def first_tokens(title: str, answers: list[Answer]) -> Figure:
-    """The slowest of them."""
+    """The slowest first token of the answers."""
     waits = [answer.first_ms - answer.sent_ms for answer in answers if answer.first_ms is not None]
     if waits:
         summary = summarise(waits)

@@ -28,7 +28,7 @@ from control.settings import redis_url_from_environment
 from ops.demo import MODEL_DIR
 from ops.harness.client import Answer, Base, ask, chat, now_ms, prompt, request
 from ops.harness.farm import NOBODY_REFUSED, private_farm, say
-from ops.harness.program import Figure, Outcome, Summary, benchmark, summarise
+from ops.harness.program import Figure, Outcome, Summary, benchmark, summarise, table_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ SCENARIOS = {
 }
 
 
-def chosen(names: tuple[str, ...]) -> list[Scenario]:
+def scenarios_of(names: tuple[str, ...]) -> list[Scenario]:
     """The scenarios named, in that order; all of them for none. Raises UsageError for an unknown name."""
     for name in names:
         if name not in SCENARIOS:
@@ -137,7 +137,9 @@ class StampCollector:
         """Collect until `complete` is set (no further answer will be added) and nothing waits."""
         while self._waiting or not complete.is_set():
             waiting, self._waiting = self._waiting, []
-            calls = [read("HMGET", ModelKeys(one.model).request(one.rid), *STAMPS, parse=_stamps) for one in waiting]
+            calls = [
+                read("HMGET", ModelKeys(answer.model).request(answer.rid), *STAMPS, parse=_stamps) for answer in waiting
+            ]
             for answer, stamps in zip(waiting, await arun_all(self._client, calls), strict=True):
                 if isinstance(stamps, Exception):
                     raise stamps
@@ -156,7 +158,7 @@ def _stamps(reply: list[Any]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ScenarioAnswers:
     """The answers of a scenario. `stamps` is by rid; `seconds` is from the first request to the last answer."""
 
     scenario: Scenario
@@ -165,7 +167,7 @@ class Measured:
     seconds: float
 
 
-async def drive(scenario: Scenario, base: Base, models: list[str], client: AsyncRedis) -> Measured:
+async def drive(scenario: Scenario, base: Base, models: list[str], client: AsyncRedis) -> ScenarioAnswers:
     """As many clients as the scenario's concurrency, each asking again as soon as it has its answer; `models` has as
     many names as the scenario asks for."""
     collector = StampCollector(client)
@@ -194,7 +196,7 @@ async def drive(scenario: Scenario, base: Base, models: list[str], client: Async
             complete.set()
         seconds = (max(answer.end_ms for answer in answers) - began) / 1000
         await collecting
-    return Measured(scenario, answers, collector.stamps, seconds)
+    return ScenarioAnswers(scenario, answers, collector.stamps, seconds)
 
 
 # --- its report -------------------------------------------------------------------------------------------------------
@@ -211,7 +213,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ScenarioReport:
     """Durations are in ms. `client` holds what the client's own clock alone tells: ttft (streams) and total."""
 
     scenario: str
@@ -229,7 +231,7 @@ class Report:
     """Why the scenario fails; empty for one that passed."""
 
 
-def report(measured: Measured) -> Report:
+def report(measured: ScenarioAnswers) -> ScenarioReport:
     """Summarise; a request that failed, a segment without data for every success and wrong clocks are faults."""
     answers = measured.answers
     seconds = measured.seconds
@@ -257,7 +259,7 @@ def report(measured: Measured) -> Report:
     }
     if measured.scenario.stream and len(client["ttft"]) < len(good):
         faults.append(f"{len(good) - len(client['ttft'])} streams showed no text")
-    return Report(
+    return ScenarioReport(
         scenario=measured.scenario.name,
         total=len(answers),
         success=len(good),
@@ -286,16 +288,16 @@ def _groups(answers: Iterable[Answer], seconds: float, key: Callable[[Answer], s
     return groups
 
 
-def table(report: Report) -> str:
+def table(report: ScenarioReport) -> str:
     """The report as text of fixed columns, at most 100 wide."""
     lines = [
         f"{report.scenario}: {report.total} requests, {report.success} succeeded in {report.seconds:.2f} s, "
         f"{report.requests_per_second:.1f} req/s, {report.tokens_per_second:.0f} tok/s",
         _row("segment (ms)", "count", "mean", "p50", "p95", "p99", "max"),
     ]
-    rows = [*report.segments.items(), *((f"client {name}", one) for name, one in report.client.items())]
-    for name, one in rows:
-        lines.append(_row(name, one.count, one.mean, one.p50, one.p95, one.p99, one.max))
+    rows = [*report.segments.items(), *((f"client {name}", summary) for name, summary in report.client.items())]
+    for name, summary in rows:
+        lines.append(_row(name, summary.count, summary.mean, summary.p50, summary.p95, summary.p99, summary.max))
     for title, groups in (("model", report.models), ("user", report.users)):
         lines.append(_row(title, "ok", "tok/s", "mean", "p50", "p95", "max"))
         for name, group in groups.items():
@@ -307,7 +309,7 @@ def table(report: Report) -> str:
 
 def _row(name: str, *cells: str | float) -> str:
     texts = (f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells)
-    return f"  {name:<16}" + "".join(f"{text:>10}" for text in texts)
+    return table_row(f"  {name}", texts, 18, 10)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -333,18 +335,18 @@ def load(
     if own == (url is not None):
         raise click.UsageError("give either --url (and --redis) of a farm that runs, or --self")
     spec = build_spec(source, tp=tp, devices=devices, demo=MODEL_DIR)
-    reports: list[Report] = []
-    for scenario in chosen(scenarios):
+    reports: list[ScenarioReport] = []
+    for scenario in scenarios_of(scenarios):
         with ExitStack() as stack:
             if own:
                 say(f"{scenario.name}: starting {' + '.join(map(str, scenario.replicas))} replicas of {spec.name}")
                 farm = stack.enter_context(private_farm(spec, *NOBODY_REFUSED, replicas=scenario.replicas))
-                where = farm.url, farm.redis_url, farm.names
+                place = farm.url, farm.redis_url, farm.names
             else:
-                where = url or "", _redis(redis_url), list(models)
-            reports.append(asyncio.run(_measure(scenario, *where)))
+                place = url or "", _redis(redis_url), list(models)
+            reports.append(asyncio.run(_measure(scenario, *place)))
         click.echo(table(reports[-1]) + "\n")
-    figures = [Figure(f"{one.scenario}: faults", len(one.faults), 0) for one in reports]
+    figures = [Figure(f"{result.scenario}: faults", len(result.faults), 0) for result in reports]
     return Outcome(figures, {"scenarios": reports})
 
 
@@ -358,7 +360,7 @@ def _redis(redis_url: str | None) -> str:
     return url
 
 
-async def _measure(scenario: Scenario, url: str, redis_url: str, models: list[str]) -> Report:
+async def _measure(scenario: Scenario, url: str, redis_url: str, models: list[str]) -> ScenarioReport:
     try:
         base = Base.of(url)
     except ValueError as error:

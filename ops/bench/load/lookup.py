@@ -95,7 +95,7 @@ def lookup(
             pairs = asyncio.run(measure(base, body, rounds))
             plain, guessed = (median(rate(pair[turn]) for pair in pairs) for turn in (0, 1))
             click.echo(f"{case}: {pairs[0][0].tokens} tokens, {plain:.1f} and {guessed:.1f} tokens/s")
-            ratio = median(rate(two) / rate(one) for one, two in pairs)
+            ratio = median(rate(guessed) / rate(unaided) for unaided, guessed in pairs)
             figures.append(Figure(f"{case}: rate with guesses, of that without", ratio, least, at_least=True))
     return figures
 
@@ -117,7 +117,7 @@ async def measure(base: Base, body: dict[str, Any], rounds: int) -> list[tuple[A
     few tokens for a rate."""
     pairs: list[tuple[Answer, Answer]] = []
     for _ in range(rounds + 1):
-        plain, guessed = [(await ask(base, one, exact=False)).check() for one in (body | {"lookup": 0}, body)]
+        plain, guessed = [(await ask(base, variant, exact=False)).check() for variant in (body | {"lookup": 0}, body)]
         if plain.text != guessed.text:
             raise RequestFailed(f"guesses changed an answer: {plain.text!r} became {guessed.text!r}")
         if min(len(plain.stamps), len(guessed.stamps)) < 3:

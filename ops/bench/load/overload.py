@@ -144,12 +144,12 @@ async def arrivals(rate: float, seconds: float) -> AsyncIterator[int]:
 async def offer(base: Base, phase: Phase, seconds: float) -> Phase:
     """Send requests at the phase's rate, and wait for every answer."""
 
-    async def one(index: int) -> None:
+    async def send(index: int) -> None:
         phase.answers.append(await _ask(base, index))
 
     async with asyncio.TaskGroup() as tasks:
         async for index in arrivals(phase.rate, seconds):
-            tasks.create_task(one(index))
+            tasks.create_task(send(index))
     return phase
 
 

@@ -190,10 +190,13 @@ def start_of_llama(server: str, file: Path) -> Start:
     """The same of llama.cpp's server, with keys and values in float32 as well. Raises RequestFailed."""
     port = free_port(HOST, 0)
     sizes = ["--ctx-size", str(CONTEXT), "--parallel", "1", "--cache-type-k", "f32", "--cache-type-v", "f32"]
-    where = ["--host", HOST, "--port", str(port), "--n-gpu-layers", "0"]
+    listener = ["--host", HOST, "--port", str(port), "--n-gpu-layers", "0"]
     began = time.monotonic()
     process = subprocess.Popen(
-        [server, "--model", str(file), *sizes, *where], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True
+        [server, "--model", str(file), *sizes, *listener],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     try:
         until(lambda: get((HOST, port), "/health")[0] == 200, "llama-server is healthy", LIMIT_S, 0.01)

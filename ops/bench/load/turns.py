@@ -118,7 +118,7 @@ async def send(base: Base, names: Sequence[str], arrivals: Sequence[tuple[float,
     """The seconds of each request; None for one that failed."""
     began = time.monotonic()
 
-    async def one(at: float, model: int) -> float | None:
+    async def send_at(at: float, model: int) -> float | None:
         await asyncio.sleep(began + at - time.monotonic())
         try:
             return await answer_s(base, names[model])
@@ -126,7 +126,7 @@ async def send(base: Base, names: Sequence[str], arrivals: Sequence[tuple[float,
             say(f"failed after {at:.1f} s: {error}")
             return None
 
-    return await asyncio.gather(*(one(at, model) for at, model in arrivals))
+    return await asyncio.gather(*(send_at(at, model) for at, model in arrivals))
 
 
 def fewest_switches(
@@ -156,8 +156,12 @@ def fewest_switches(
                 for stay in stays:
                     until_step = loaded + stay
                     count = sum(at <= until_step for at in steps[model])
-                    after = tuple(max(count, one) if index == model else one for index, one in enumerate(served))
-                    waiting = [steps[one][after[one]] for one in everyone if after[one] < len(steps[one])]
+                    after = tuple(
+                        max(count, answered) if index == model else answered for index, answered in enumerate(served)
+                    )
+                    waiting = [
+                        steps[number][after[number]] for number in everyone if after[number] < len(steps[number])
+                    ]
                     if all(until_step - at <= patience for at in waiting):
                         following.add((until_step, model, after))
                     elif waiting and min(waiting) + patience < until_step:
@@ -169,14 +173,15 @@ def fewest_switches(
 
 
 def _best(states: set[tuple[int, int, tuple[int, ...]]]) -> set[tuple[int, int, tuple[int, ...]]]:
-    """Without those that another one of the same time and model has served no fewer requests of any model than."""
+    """Without each state to which another one of the same time and model is equal or better: it has served at least as
+    many requests of every model."""
     best: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for now, model, served in states:
         others = best.setdefault((now, model), [])
-        if any(all(mine <= theirs for mine, theirs in zip(served, one, strict=True)) for one in others):
+        if any(all(mine <= theirs for mine, theirs in zip(served, counts, strict=True)) for counts in others):
             continue
         best[now, model] = [
-            one for one in others if not all(mine <= theirs for mine, theirs in zip(one, served, strict=True))
+            counts for counts in others if not all(mine <= theirs for mine, theirs in zip(counts, served, strict=True))
         ] + [served]
     return {(now, model, served) for (now, model), states_of in best.items() for served in states_of}
 

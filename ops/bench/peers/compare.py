@@ -14,7 +14,7 @@ from control.errors import SettingsError
 from ops.bench.peers.engine import Engine, Row, Setup, Unavailable
 from ops.bench.peers.limits import Cost, Machine
 from ops.bench.peers.report import Comparison, table
-from ops.bench.peers.results import GOALS, Results, judged
+from ops.bench.peers.results import GOALS, EngineResults, judged
 from ops.bench.peers.runner import DEFAULT_ROWS, ENGINES, NEEDS_GGUF, Peers, Plan, Runner
 from ops.bench.peers.weights import BYTES
 from ops.harness.farm import say
@@ -77,10 +77,10 @@ def compare(
             setup = Setup(checkpoint, row.weights, file, device=device, threads=threads, tp=ranks, **sizes)
             return ENGINES[row.engine](setup, peers)
 
-        def compared(results: Results) -> Comparison:
+        def compared(results: EngineResults) -> Comparison:
             return Comparison(described, shape, device, plan, Cost.of(checkpoint), machine, results)
 
-        def keep(results: Results) -> None:
+        def keep(results: EngineResults) -> None:
             if json_file is not None:
                 json_file.write_text(json.dumps(compared(results).as_json(), indent=1))
 
@@ -103,8 +103,8 @@ def _conclude(comparison: Comparison) -> bool:
     goals = GOALS.get((comparison.model, comparison.device.partition(":")[0]), [])
     figures, lacking = judged(goals, comparison.results, comparison.share)
     click.echo(figures_table(figures))
-    for what in sorted(set(lacking)):
-        click.echo(f"not measured: {what}")
+    for subject in sorted(set(lacking)):
+        click.echo(f"not measured: {subject}")
     return all(figure.holds for figure in figures)
 
 

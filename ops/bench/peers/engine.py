@@ -97,5 +97,5 @@ class Engine(Loop, Protocol):
         ...
 
 
-Load = Callable[[Setup], Loop]
+LoadEngine = Callable[[Setup], Loop]
 """The `load` of a module of `loops`. Raises Unavailable, or ImportError where its engine is not installed."""

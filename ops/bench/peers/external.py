@@ -37,7 +37,7 @@ PROMPT = list(range(3, 35))
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StreamRound:
     """One round of streams."""
 
     rate: float
@@ -65,16 +65,16 @@ def engine(rate: float) -> Generator[str]:
             process.kill()
 
 
-async def stream_all(base: Base, count: int, tokens: int) -> Run:
+async def stream_all(base: Base, count: int, tokens: int) -> StreamRound:
     """So many streams of so many tokens at once. Raises RequestFailed."""
     # The fields that Furrow sends to vLLM, which the scripted engine wants from a client too.
     fields = {"min_tokens": 0, "stop_token_ids": [], "return_token_ids": True}
     bodies = [completion(MODEL, [*PROMPT, 3 + index % 100], tokens, **fields) for index in range(count)]
     answers = await asyncio.gather(*(ask(base, body, exact=False) for body in bodies))
-    assert all(len(one.check().token_ids) == tokens for one in answers), "tokens were lost"
-    begin = min(one.stamps[0] for one in answers)
-    end = max(one.stamps[-1] for one in answers)
-    return Run(count * tokens / (end - begin), median(one.first_s for one in answers))
+    assert all(len(answer.check().token_ids) == tokens for answer in answers), "tokens were lost"
+    begin = min(answer.stamps[0] for answer in answers)
+    end = max(answer.stamps[-1] for answer in answers)
+    return StreamRound(count * tokens / (end - begin), median(answer.first_s for answer in answers))
 
 
 @benchmark
@@ -86,11 +86,11 @@ def external(
 ) -> list[Figure]:
     """Compare streams from an engine itself with streams through a farm."""
     with engine(rate) as url:
-        named = msgspec.json.encode({"vllm": EngineSettings(url=url)}).decode()
+        settings = msgspec.json.encode({"vllm": EngineSettings(url=url)}).decode()
         spec = build_spec(str(MODEL_DIR), name=MODEL, engine="vllm")
-        with private_farm(spec, environment={VARIABLE: named}) as farm:
-            bare: list[Run] = []
-            whole: list[Run] = []
+        with private_farm(spec, environment={VARIABLE: settings}) as farm:
+            bare: list[StreamRound] = []
+            whole: list[StreamRound] = []
             for index in range(rounds):
                 for base, runs in ((Base.of(url), bare), (farm.base, whole)):
                     runs.append(asyncio.run(stream_all(base, streams, tokens)))

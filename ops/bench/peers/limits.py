@@ -130,8 +130,8 @@ def _multipliers(device: str, side: int) -> dict[str, Callable[[], Any]]:
     kinds = {"f32": torch.float32, "bf16": torch.bfloat16}
     products: dict[str, Callable[[], Any]] = {}
     for name, dtype in kinds.items():
-        one, other = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-        products[name] = lambda one=one, other=other: one @ other
+        left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+        products[name] = lambda left=left, right=right: left @ right
     int_mm: Callable[..., Any] | None = getattr(torch, "_int_mm", None)
     if int_mm is not None:
         left8, right8 = (torch.randint(-9, 9, (side, side), device=device).to(torch.int8) for _ in range(2))

@@ -13,7 +13,7 @@ from control.errors import SettingsError
 from ops.bench.peers.compare import row_of
 from ops.bench.peers.engine import Engine, Failed, Setup, Unavailable
 from ops.bench.peers.hosted import bare_loop
-from ops.bench.peers.results import Figures, figures
+from ops.bench.peers.results import RunFigures, figures
 from ops.bench.peers.runner import SLACK_TOKENS, WARM_UP_TOKENS, random_prompts, run_checked
 from ops.bench.peers.served import FurrowFarm
 from ops.bench.peers.weights import FILES
@@ -73,8 +73,8 @@ def beside(
     loop: Engine, farm: FurrowFarm, count: int, prompt: int, tokens: int, rounds: int, vocabulary: int
 ) -> Figure:
     """Both in turns with so many streams; prints what they did and the farm's traffic. Returns the ratio."""
-    pairs: list[tuple[Figures, Figures]] = []
-    spent: list[dict[str, float]] = []
+    pairs: list[tuple[RunFigures, RunFigures]] = []
+    per_round: list[dict[str, float]] = []
     for turn in range(rounds + 1):
         say(f"{count} streams, " + (f"round {turn} of {rounds}" if turn else "warming up"))
         prompts = random_prompts(f"{turn} {count}", count, prompt, vocabulary)
@@ -87,25 +87,26 @@ def beside(
         after = farm.traffic()
         if turn:
             pairs.append((figures(whole), figures(bare)))
-            spent.append(
+            per_round.append(
                 {**{name: after[name] - before[name] for name in after}, "commands": farm.commands() - commands}
             )
     ratio = median([farm_did.decode / loop_did.decode for farm_did, loop_did in pairs])
     rates = [median([pair[side].decode for pair in pairs]) for side in (0, 1)]
     click.echo(f"{count} streams: farm {rates[0]:.1f} tok/s, bare loop {rates[1]:.1f} tok/s")
     click.echo(
-        f"  Redis, {_per(spent, 'commands', 1)} a command of the leader; {_per(spent, None, count * tokens)} a token"
+        f"  Redis, {_per(per_round, 'commands', 1)} a command of the leader; "
+        f"{_per(per_round, None, count * tokens)} a token"
     )
     return Figure(f"{count} streams: farm / bare loop", ratio, LEAST_ALONE if count == 1 else LEAST, at_least=True)
 
 
-def _per(spent: list[dict[str, float]], unit: str | None, count: int) -> str:
+def _per(per_round: list[dict[str, float]], unit: str | None, count: int) -> str:
     """Medians over rounds of what was sent and moved, per `unit` or by `count`. Raises Failed where there was none."""
-    totals = [one[unit] if unit else count for one in spent]
+    totals = [traffic[unit] if unit else count for traffic in per_round]
     if not all(totals):
         raise Failed("the leader told of no command")
     sent, commands, moved = (
-        median([sum(one[name] for name in names) / total for one, total in zip(spent, totals, strict=True)])
+        median([sum(traffic[name] for name in names) / total for traffic, total in zip(per_round, totals, strict=True)])
         for names in (("sent",), ("all",), ("in", "out"))
     )
     return f"{sent:.1f} commands sent and {commands:.0f} run, {moved:.0f} bytes"

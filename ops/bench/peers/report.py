@@ -7,13 +7,14 @@ from statistics import median
 from typing import Any
 
 from ops.bench.peers.limits import Cost, Machine
-from ops.bench.peers.results import Result, Results
+from ops.bench.peers.results import EngineResult, EngineResults
 from ops.bench.peers.runner import Plan
+from ops.harness.program import table_row
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that is told. The first row of the plan is what the others are compared with."""
+    """The results beside the machine's limits. The other rows are compared with the first row of the plan."""
 
     machine: str
     """In words."""
@@ -22,18 +23,18 @@ class Comparison:
     plan: Plan
     cost: Cost
     limits: Machine
-    results: Results
+    results: EngineResults
 
     @property
-    def measured(self) -> list[Result]:
+    def measured(self) -> list[EngineResult]:
         return [result for result in self.results.rows.values() if result.runs or result.ttft_ms]
 
-    def limit(self, result: Result, streams: int) -> float:
+    def limit(self, result: EngineResult, streams: int) -> float:
         """Decode rate that the machine allows, tokens per second."""
         context = self.plan.prompt + self.plan.tokens / 2
         return self.cost.decode_limit(self.limits, result.row, self.device, streams, context)
 
-    def share(self, result: Result, streams: int) -> float | None:
+    def share(self, result: EngineResult, streams: int) -> float | None:
         """The share of the limit that a row reached."""
         figures = result.median(streams)
         return figures.decode / self.limit(result, streams) if figures else None
@@ -82,7 +83,7 @@ def table(comparison: Comparison) -> str:
 
 
 def counted(streams: int) -> str:
-    """So many, in words."""
+    """As `1 stream` or `8 streams`."""
     return f"{streams} stream{'s' if streams > 1 else ''}"
 
 
@@ -92,25 +93,25 @@ def _limits(limits: Machine) -> str:
     return f"limits: reads {limits.bandwidth / 1e9:.1f} GB/s ({read}); multiplies {rates} GFLOP/s (best: {multiply})"
 
 
-def _rates(comparison: Comparison, result: Result, streams: int) -> str:
-    one = result.median(streams)
+def _rates(comparison: Comparison, result: EngineResult, streams: int) -> str:
+    medians = result.median(streams)
     first = comparison.results.rows[comparison.plan.rows[0]]
-    assert one is not None, "only rows with such a run are told of"
+    assert medians is not None, "only rows with such a run are told of"
     ratio = comparison.results.ratio(first, result, streams, lambda figures: figures.decode)
     return _row(
         str(result.row),
-        f"{one.decode:.1f}",
+        f"{medians.decode:.1f}",
         f"{comparison.limit(result, streams):.1f}",
-        f"{100 * one.decode / comparison.limit(result, streams):.0f} %",
-        f"{one.whole:.1f}",
-        f"{one.ttft:.0f}",
-        f"{one.gap_p50:.1f}",
-        f"{one.gap_p99:.1f}",
+        f"{100 * medians.decode / comparison.limit(result, streams):.0f} %",
+        f"{medians.whole:.1f}",
+        f"{medians.ttft:.0f}",
+        f"{medians.gap_p50:.1f}",
+        f"{medians.gap_p99:.1f}",
         f"{ratio:.2f}" if ratio is not None else "–",
     )
 
 
-def _once(comparison: Comparison, result: Result) -> str:
+def _once(comparison: Comparison, result: EngineResult) -> str:
     cells = []
     for length in comparison.plan.ttft:
         least = 1000 * comparison.cost.first_token_limit(comparison.limits, result.row, length)
@@ -123,4 +124,4 @@ def _once(comparison: Comparison, result: Result) -> str:
 
 
 def _row(name: str, *cells: str) -> str:
-    return f"  {name:<28}" + "".join(f"{cell:>13}" for cell in cells)
+    return table_row(f"  {name}", cells, 30, 13)

@@ -14,7 +14,7 @@ from ops.harness.program import Figure, percentile
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RunFigures:
     """Of one run, or medians over rounds. Times in ms; rates in tokens per second, over all streams."""
 
     decode: float
@@ -37,12 +37,12 @@ def check(streams: Sequence[Stream], count: int, tokens: int) -> None:
             raise Failed(f"stream {index} has {len(stream.tokens)} tokens and {len(stream.stamps)} times of {tokens}")
 
 
-def figures(streams: Sequence[Stream]) -> Figures:
+def figures(streams: Sequence[Stream]) -> RunFigures:
     """Of checked streams of two tokens or more. Raises Failed where they never all decoded."""
     began = min(stream.sent for stream in streams)
     ended = max(stream.stamps[-1] for stream in streams)
     gaps = sorted(later - earlier for stream in streams for earlier, later in pairwise(stream.stamps))
-    return Figures(
+    return RunFigures(
         decode=_steady(streams),
         whole=sum(len(stream.tokens) for stream in streams) / (ended - began),
         ttft=1000 * median(stream.stamps[0] - stream.sent for stream in streams),
@@ -64,8 +64,8 @@ def _steady(streams: Sequence[Stream]) -> float:
 def equal_share(streams: Sequence[Stream], reference: Sequence[Stream]) -> float:
     """The share of the answers that is equal, counted from their beginnings: 1 if all are equal."""
     same = 0
-    for one, other in zip(streams, reference, strict=True):
-        for ours, theirs in zip(one.tokens, other.tokens, strict=True):
+    for answer, expected in zip(streams, reference, strict=True):
+        for ours, theirs in zip(answer.tokens, expected.tokens, strict=True):
             if ours != theirs:
                 break
             same += 1
@@ -73,7 +73,7 @@ def equal_share(streams: Sequence[Stream], reference: Sequence[Stream]) -> float
 
 
 @dataclass
-class Result:
+class EngineResult:
     """One row over all rounds. Index i of a list belongs to the row's i-th round."""
 
     row: Row
@@ -84,46 +84,48 @@ class Result:
     first_token_s: list[float] = field(default_factory=list)
     """From the start of its first process to the first token of a short prompt."""
     memory_mib: list[float] = field(default_factory=list)
-    runs: dict[int, list[Figures]] = field(default_factory=dict)
+    runs: dict[int, list[RunFigures]] = field(default_factory=dict)
     """By streams."""
     ttft_ms: dict[int, list[float]] = field(default_factory=dict)
     """By the prompt's length."""
     equal: list[float] = field(default_factory=list)
     """The share of the answers that equals the first row's, one entry per run."""
 
-    def median(self, streams: int) -> Figures | None:
+    def median(self, streams: int) -> RunFigures | None:
         """None where it was not measured with so many."""
         rounds = self.runs.get(streams)
         if not rounds:
             return None
-        return Figures(*(median(getattr(one, part.name) for one in rounds) for part in fields(Figures)))
+        return RunFigures(*(median(getattr(figures, part.name) for figures in rounds) for part in fields(RunFigures)))
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "row": str(self.row)}
 
 
 @dataclass
-class Results:
+class EngineResults:
     """All rows, in the order in which they were asked for."""
 
-    rows: dict[Row, Result]
+    rows: dict[Row, EngineResult]
 
-    def of(self, name: str) -> Result | None:
+    def of(self, name: str) -> EngineResult | None:
         """The row with this name, if it was measured."""
         engine, _, weights = name.partition(":")
         result = self.rows.get(Row(engine, weights))
         return result if result is not None and result.runs else None
 
-    def ratio(self, ours: Result, theirs: Result, streams: int, part: Callable[[Figures], float]) -> float | None:
+    def ratio(
+        self, ours: EngineResult, theirs: EngineResult, streams: int, part: Callable[[RunFigures], float]
+    ) -> float | None:
         """The median over rounds of ours over theirs in the same round: what slowed one slowed the other."""
         pairs = list(zip(ours.runs.get(streams, []), theirs.runs.get(streams, []), strict=False))
-        return median(part(one) / part(other) for one, other in pairs) if pairs else None
+        return median(part(mine) / part(peer) for mine, peer in pairs) if pairs else None
 
     @property
     def faults(self) -> list[str]:
         """Why the whole is a failure; empty where every row that could be measured was."""
-        faults = [f"{one.row}: {one.failed}" for one in self.rows.values() if one.failed]
-        if not any(one.runs or one.ttft_ms for one in self.rows.values()):
+        faults = [f"{result.row}: {result.failed}" for result in self.rows.values() if result.failed]
+        if not any(result.runs or result.ttft_ms for result in self.rows.values()):
             faults.append("nothing was measured")
         return faults
 
@@ -131,7 +133,7 @@ class Results:
 # --- goals ------------------------------------------------------------------------------------------------------------
 
 
-Share = Callable[[Result, int], float | None]
+Share = Callable[[EngineResult, int], float | None]
 """(row, streams) → its decode rate as a share of the limit."""
 
 LLAMA = ("llama-server", "llama.cpp")
@@ -157,7 +159,7 @@ class Goal:
     start: bool = False
     """With `prompt`: the time from its start to the first token counts too."""
 
-    def figure(self, results: Results, share: Share) -> Figure | str:
+    def figure(self, results: EngineResults, share: Share) -> Figure | str:
         """The measured figure, or the name of the row that was not measured."""
         ours = _first(results, [f"{engine}:{self.weights}" for engine in self.engines])
         if ours is None:
@@ -170,9 +172,11 @@ class Goal:
             return f"{ours.row} with {self.streams} streams" if not self.prompt else f"a prompt of {self.prompt}"
         return Figure(self._name(ours, theirs), value, self.factor, at_least=not (self.prompt or self.memory))
 
-    def _value(self, results: Results, ours: Result, theirs: Result | None, share: Share) -> float | None:
+    def _value(
+        self, results: EngineResults, ours: EngineResult, theirs: EngineResult | None, share: Share
+    ) -> float | None:
         if self.prompt:
-            pairs = [] if theirs is None else [self._prompt_ms(one) for one in (ours, theirs)]
+            pairs = [] if theirs is None else [self._prompt_ms(result) for result in (ours, theirs)]
             ratios = [mine / other for mine, other in zip(*pairs, strict=False)]
             return median(ratios) if ratios else None
         if self.memory:
@@ -187,18 +191,18 @@ class Goal:
             return share(ours, self.streams)
         return results.ratio(ours, theirs, self.streams, lambda figures: figures.decode)
 
-    def _prompt_ms(self, result: Result) -> list[float]:
+    def _prompt_ms(self, result: EngineResult) -> list[float]:
         """By round."""
         first = result.ttft_ms.get(self.prompt, [])
         if not self.start:
             return first
         return [1000 * start + ms for start, ms in zip(result.first_token_s, first, strict=False)]
 
-    def _name(self, ours: Result, theirs: Result | None) -> str:
-        what = f"first token of {self.prompt}" if self.prompt else f"{self.streams} streams"
-        what = "memory" if self.memory else f"start and {what}" if self.start else what
+    def _name(self, ours: EngineResult, theirs: EngineResult | None) -> str:
+        subject = f"first token of {self.prompt}" if self.prompt else f"{self.streams} streams"
+        subject = "memory" if self.memory else f"start and {subject}" if self.start else subject
         against = f"its {self.than_streams} streams" if self.than_streams else str(theirs.row) if theirs else "limit"
-        return f"{ours.row} / {against}, {what}"
+        return f"{ours.row} / {against}, {subject}"
 
 
 def _llama(weights: str) -> tuple[str, ...]:
@@ -251,11 +255,12 @@ GOALS: dict[tuple[str, str], list[Goal]] = {
 }
 
 
-def judged(goals: list[Goal], results: Results, share: Share) -> tuple[list[Figure], list[str]]:
+def judged(goals: list[Goal], results: EngineResults, share: Share) -> tuple[list[Figure], list[str]]:
     """The figures of all goals that were measured, and what the others lack."""
     outcomes = [goal.figure(results, share) for goal in goals]
-    return [one for one in outcomes if isinstance(one, Figure)], [one for one in outcomes if isinstance(one, str)]
+    figures = [outcome for outcome in outcomes if isinstance(outcome, Figure)]
+    return figures, [outcome for outcome in outcomes if isinstance(outcome, str)]
 
 
-def _first(results: Results, names: tuple[str, ...] | list[str]) -> Result | None:
+def _first(results: EngineResults, names: tuple[str, ...] | list[str]) -> EngineResult | None:
     return next((result for name in names if (result := results.of(name)) is not None), None)

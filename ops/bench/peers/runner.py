@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ops.bench.peers.engine import Engine, Failed, Row, Setup, Stream, Unavailable
 from ops.bench.peers.hosted import Hosted, bare_loop
-from ops.bench.peers.results import Result, Results, check, equal_share, figures
+from ops.bench.peers.results import EngineResult, EngineResults, check, equal_share, figures
 from ops.bench.peers.served import FurrowFarm, LlamaServer, TransformersServe
 from ops.harness import alphabet
 from ops.harness.processes import Peak
@@ -109,18 +109,18 @@ class Runner:
         make: Callable[[Row, dict[str, int]], Engine],
         say: Callable[[str], None],
         before_round: Callable[[], None] = lambda: None,
-        after_visit: Callable[[Results], None] = lambda results: None,
+        after_visit: Callable[[EngineResults], None] = lambda results: None,
     ) -> None:
         self._plan = plan
         self._make = make
         self._say = say
         self._before_round = before_round
         self._after_visit = after_visit
-        self.results = Results({row: Result(row) for row in plan.rows})
+        self.results = EngineResults({row: EngineResult(row) for row in plan.rows})
         self._reference: dict[tuple[int, int], list[Stream]] = {}
         """The answers of the first row in this round, by streams and tokens."""
 
-    def run(self) -> Results:
+    def run(self) -> EngineResults:
         """Run all rounds. The results name rows that can't be measured, and rows that broke."""
         for turn in range(self._plan.rounds):
             self._before_round()
@@ -132,7 +132,7 @@ class Runner:
                     self._after_visit(self.results)
         return self.results
 
-    def _visit(self, result: Result, turn: int) -> None:
+    def _visit(self, result: EngineResult, turn: int) -> None:
         try:
             for streams, lengths, sizes in self._plan.sizes:
                 peak = Peak()
@@ -153,7 +153,7 @@ class Runner:
             self._say(f"{result.row} failed: {why}")
 
     @contextmanager
-    def _started(self, result: Result, sizes: dict[str, int], turn: int, peak: Peak) -> Generator[Engine]:
+    def _started(self, result: EngineResult, sizes: dict[str, int], turn: int, peak: Peak) -> Generator[Engine]:
         """The engine once it has answered something short. Its memory is watched meanwhile."""
         engine = self._make(result.row, sizes)
         try:
@@ -165,7 +165,7 @@ class Runner:
         finally:
             engine.stop()
 
-    def _decode(self, result: Result, engine: Engine, count: int, turn: int) -> None:
+    def _decode(self, result: EngineResult, engine: Engine, count: int, turn: int) -> None:
         plan = self._plan
         # With company, memory and kernels for that many are made ready.
         self._ask(engine, count, SHORT_PROMPT, WARM_UP_TOKENS, turn, "warm up")
@@ -174,9 +174,9 @@ class Runner:
         reference = self._reference.setdefault((count, plan.tokens), streams)
         result.equal.append(equal_share(streams, reference))
 
-    def _ask(self, engine: Engine, count: int, length: int, tokens: int, turn: int, what: str) -> list[Stream]:
+    def _ask(self, engine: Engine, count: int, length: int, tokens: int, turn: int, purpose: str) -> list[Stream]:
         """The same prompts for every engine, new ones each time: no engine has seen any of them."""
-        prompts = random_prompts(f"{what} {turn} {count} {length}", count, length, self._plan.vocabulary)
+        prompts = random_prompts(f"{purpose} {turn} {count} {length}", count, length, self._plan.vocabulary)
         return run_checked(engine, prompts, tokens)
 
 

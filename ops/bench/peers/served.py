@@ -59,7 +59,7 @@ async def complete_all(base: Base, fields: dict[str, Any], prompts: list[list[in
     return [task.result() for task in running]
 
 
-class Served:
+class HttpEngine:
     """An engine behind an HTTP server. A subclass has `command` and `fields`, and answers at /health."""
 
     absent: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class Served:
             self._child = None
 
 
-class LlamaServer(Served):
+class LlamaServer(HttpEngine):
     """llama.cpp's own server, with as many slots as streams; no prompt is answered from what it remembers."""
 
     def __init__(self, setup: Setup, program: str | None, env: dict[str, str] | None = None) -> None:
@@ -118,22 +118,22 @@ class LlamaServer(Served):
         self._program = program
 
     def command(self, port: int) -> list[str]:
-        """As Served's."""
+        """As HttpEngine's."""
         if self._program is None:
             raise Unavailable("no llama-server is named; give --llama-server FILE")
         setup = self.setup
         sizes = {"--ctx-size": setup.divided_context, "--parallel": setup.streams}
         threads = {"--threads": setup.threads, "--threads-batch": setup.threads}
-        where = {"--host": HOST, "--port": port, "--n-gpu-layers": 999 if setup.device != "cpu" else 0}
-        options = {"--model": setup.gguf, **sizes, **threads, **where}
+        listener = {"--host": HOST, "--port": port, "--n-gpu-layers": 999 if setup.device != "cpu" else 0}
+        options = {"--model": setup.gguf, **sizes, **threads, **listener}
         return [self._program, *(str(word) for option in options.items() for word in option)]
 
     def fields(self) -> dict[str, Any]:
-        """As Served's."""
+        """As HttpEngine's."""
         return {"cache_prompt": False, "ignore_eos": True}
 
 
-class TransformersServe(Served):
+class TransformersServe(HttpEngine):
     """`transformers serve` with continuous batching, of the package of `python`."""
 
     absent = ("ModuleNotFoundError", "ImportError")
@@ -143,7 +143,7 @@ class TransformersServe(Served):
         self._python = python
 
     def command(self, port: int) -> list[str]:
-        """As Served's."""
+        """As HttpEngine's."""
         setup = self.setup
         command = [self._python, "-c", _TRANSFORMERS, "serve", str(setup.folder), "--host", HOST, "--port", str(port)]
         command += ["--dtype", of_transformers(setup.weights), "--device", setup.device]
@@ -151,7 +151,7 @@ class TransformersServe(Served):
         return [*command, "--continuous-batching", "--cb-num-blocks", str(setup.blocks(PAGE))]
 
     def fields(self) -> dict[str, Any]:
-        """As Served's."""
+        """As HttpEngine's."""
         return {"model": str(self.setup.folder)}
 
 

@@ -11,7 +11,7 @@ the shape qwen3-0.6b."""
 
 BYTES = (
     {"f64": 8.0, "f32": 4.0, "f16": 2.0, "bf16": 2.0, "int8": 1.0}
-    | {quant: one.bytes / one.weights for quant, one in BLOCKS.items()}
+    | {quant: block_format.bytes / block_format.weights for quant, block_format in BLOCKS.items()}
     | FILES
 )
 """Of one value of a matrix, scales included where they are stored beside it."""
@@ -39,10 +39,10 @@ def of_furrow(weights: str, device: str) -> tuple[str, str | None]:
 
 def of_transformers(weights: str) -> str:
     """The value of dtype. Raises Unavailable for quantised weights."""
-    named = {**_DTYPES, "f16": "float16"}
-    if weights not in named:
-        raise Unavailable(f"transformers is measured with {', '.join(named)} only, not {weights}")
-    return named[weights]
+    dtypes = {**_DTYPES, "f16": "float16"}
+    if weights not in dtypes:
+        raise Unavailable(f"transformers is measured with {', '.join(dtypes)} only, not {weights}")
+    return dtypes[weights]
 
 
 def kv_bytes(engine: str, weights: str, device: str) -> float:

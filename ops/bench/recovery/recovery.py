@@ -21,19 +21,18 @@ import msgspec
 from tokenizers import Tokenizer
 
 from control.clock import now_ms
-from control.keys import ModelKeys, ReplicaKeys
-from control.messages import GenerationRequest, LogEntry, Sampling
+from control.keys import ReplicaKeys
+from control.messages import GenerationRequest, Sampling
 from control.placement import membership
 from control.redis.clients import SyncRedis
-from control.redis.connection import read, run, run_every
+from control.redis.connection import read, run
 from control.replicas import health, model_overviews
 from control.replicas.health import Formation
-from control.requests import Enqueue, enqueue, read_pages
-from control.settings import keeps_standby
+from control.requests import Enqueue, enqueue
 from ops.common.waiting import until
-from ops.harness.farm import DEMO, demo_spec, private_farm, say
+from ops.harness.farm import DEMO, demo_spec, has_standby, log_lengths, log_of, private_farm, say, states
 from ops.harness.models import build
-from ops.harness.program import Figure, Outcome, ShapeOrDemo, benchmark
+from ops.harness.program import Figure, Outcome, ShapeOrDemo, benchmark, table_row
 
 LENGTH = 160
 """Tokens of a request, unless said otherwise."""
@@ -47,7 +46,7 @@ OBSERVED_S = 2.0
 
 
 @dataclass(frozen=True)
-class Scene:
+class RecoveryFarm:
     """A farm of one model on two CPU ranks, and what it says to PROMPT when undisturbed."""
 
     client: SyncRedis
@@ -56,7 +55,7 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Strike:
+class RankStrike:
     """One signal under load: seconds until the first request's log grew again, and where they went; how many of the
     streams ended as undisturbed."""
 
@@ -72,7 +71,7 @@ class Strike:
 
 
 @contextmanager
-def scene(shape: str | None = None, length: int = LENGTH) -> Generator[Scene]:
+def scene(shape: str | None = None, length: int = LENGTH) -> Generator[RecoveryFarm]:
     """The demonstration model in float64, or a random one of that shape in float32; requests of `length` tokens.
 
     Raises ModelUnavailable where the farm can't be started.
@@ -85,10 +84,10 @@ def scene(shape: str | None = None, length: int = LENGTH) -> Generator[Scene]:
         client = stack.enter_context(private_farm(spec)).client
         prompt = Tokenizer.from_file(f"{spec.source}/tokenizer.json").encode(PROMPT).ids
         [expected] = finished(client, [submit(client, prompt, length)])
-        yield Scene(client, prompt, expected)
+        yield RecoveryFarm(client, prompt, expected)
 
 
-def strike(scene: Scene, streams: int, rank: int, how: signal.Signals) -> Strike:
+def strike(scene: RecoveryFarm, streams: int, rank: int, number: signal.Signals) -> RankStrike:
     """Start `streams` requests and send `how` to the rank's process in the midst of them."""
     client = scene.client
     epoch = wait_until_whole(client)
@@ -100,7 +99,7 @@ def strike(scene: Scene, streams: int, rank: int, how: signal.Signals) -> Strike
     length = log_length(client, rids[0])
     struck_at = time.monotonic()
     struck_ms = now_ms()
-    os.kill(beat.pid, how)
+    os.kill(beat.pid, number)
 
     def epoch_ended() -> bool:
         nonlocal length
@@ -117,7 +116,7 @@ def strike(scene: Scene, streams: int, rank: int, how: signal.Signals) -> Strike
     gap_s = time.monotonic() - struck_at
     token_ms = now_ms()
     same = sum(answer == scene.expected for answer in finished(client, rids))
-    return Strike(gap_s, observe(client, DEMO, "r0", epoch, struck_ms, token_ms), same, streams)
+    return RankStrike(gap_s, observe(client, DEMO, "r0", epoch, struck_ms, token_ms), same, streams)
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ class AgentStrike:
     streams: int
 
 
-def strike_agent(scene: Scene, streams: int) -> AgentStrike:
+def strike_agent(scene: RecoveryFarm, streams: int) -> AgentStrike:
     """Keep `streams` requests under way and kill the agent in the midst of them."""
     client = scene.client
     before = (wait_until_whole(scene.client), _pids(scene.client))
@@ -142,22 +141,23 @@ def strike_agent(scene: Scene, streams: int) -> AgentStrike:
     rids = [submit(client, scene.prompt, len(scene.expected)) for _ in range(streams)]
     wait_for_length(client, rids[0], STRIKE_AT)
     os.kill(agent, signal.SIGKILL)
-    struck = last = time.monotonic()
+    struck_at = last = time.monotonic()
     tokens = 0
     longest = 0.0
     adopted = None
     running = list(rids)
-    while adopted is None or time.monotonic() - struck < OBSERVED_S:
-        lengths, states = _progress(client, rids, running)
+    while adopted is None or time.monotonic() - struck_at < OBSERVED_S:
+        entries = sum(log_lengths(client, DEMO, rids))
+        ended = [state == "finished" for state in states(client, DEMO, running)]
         now = time.monotonic()
-        if lengths != tokens:
-            tokens, longest, last = lengths, max(longest, now - last), now
-        running = [rid for rid, state in zip(running, states, strict=True) if state != "finished"]
+        if entries != tokens:
+            tokens, longest, last = entries, max(longest, now - last), now
+        running = [rid for rid, over in zip(running, ended, strict=True) if not over]
         new = [submit(client, scene.prompt, len(scene.expected)) for _ in range(streams - len(running))]
         rids, running = rids + new, running + new
         if adopted is None and membership.agents(client).get(host) not in (None, agent):
-            adopted = now - struck
-        if now - struck > LIMIT_S:
+            adopted = now - struck_at
+        if now - struck_at > LIMIT_S:
             raise SystemExit(f"the agent was not replaced within {LIMIT_S:.0f} s")
         time.sleep(TICK_S)
     longest = max(longest, time.monotonic() - last)
@@ -170,14 +170,6 @@ def _pids(client: SyncRedis) -> list[int]:
     return [beat.pid if beat is not None else 0 for beat in health.heartbeats(client, DEMO, "r0", 2)]
 
 
-def _progress(client: SyncRedis, rids: list[str], running: list[str]) -> tuple[int, list[str]]:
-    """Entries in the logs of all requests, and the state of those that run."""
-    keys = ModelKeys(DEMO)
-    lengths = run_every(client, [read("XLEN", keys.log(rid), parse=int) for rid in rids])
-    states = run_every(client, [read("HGET", keys.request(rid), "state", parse=str) for rid in running])
-    return sum(lengths), states
-
-
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
@@ -188,12 +180,8 @@ def submit(client: SyncRedis, prompt: list[int], length: int = LENGTH) -> str:
     return run(client, enqueue(Enqueue(rid=uuid.uuid4().hex, model=DEMO, params=params, tenant="bench"))).rid
 
 
-def log_of(client: SyncRedis, rid: str) -> list[LogEntry]:
-    return [entry for page in read_pages(client, DEMO, rid) for entry in page]
-
-
 def log_length(client: SyncRedis, rid: str) -> int:
-    return len(log_of(client, rid))
+    return len(log_of(client, DEMO, rid))
 
 
 def wait_for_length(client: SyncRedis, rid: str, length: int) -> None:
@@ -204,23 +192,22 @@ def finished(client: SyncRedis, rids: list[str]) -> list[list[int | None]]:
     """The tokens of each request, once all have ended."""
 
     def ended(rid: str) -> bool:
-        entries = log_of(client, rid)
+        entries = log_of(client, DEMO, rid)
         return bool(entries) and entries[-1].finish is not None
 
     for rid in rids:
         until(lambda rid=rid: ended(rid), f"the end of request {rid}", LIMIT_S, TICK_S)
-    return [[entry.token for entry in log_of(client, rid)] for rid in rids]
+    return [[entry.token for entry in log_of(client, DEMO, rid)] for rid in rids]
 
 
 def wait_until_whole(client: SyncRedis) -> int:
     """Until every rank is ready in the current epoch, which is returned, and a standby is ready where one is kept."""
-    standby = keeps_standby()
-
-    def whole() -> bool:
-        loaded = model_overviews.overview(client, DEMO).state == "loaded"
-        return loaded and (not standby or membership.standbys(client) == ["ready"])
-
-    until(whole, "every rank is ready", LIMIT_S, TICK_S)
+    until(
+        lambda: model_overviews.overview(client, DEMO).state == "loaded" and has_standby(client),
+        "every rank is ready",
+        LIMIT_S,
+        TICK_S,
+    )
     return health.read_epoch(client, DEMO, "r0")
 
 
@@ -267,7 +254,9 @@ def observe(client: SyncRedis, model: str, replica: str, epoch: int, struck_ms: 
     Epochs that were led in between and failed count as part of the fence.
     """
     later = [
-        one for one in run(client, health.formations(model, replica)) if one.epoch > epoch and one.loaded <= token_ms
+        formation
+        for formation in run(client, health.formations(model, replica))
+        if formation.epoch > epoch and formation.loaded <= token_ms
     ]
     if not later:
         raise LookupError(f"no formation after epoch {epoch} of {model}:{replica} is known")
@@ -286,13 +275,13 @@ def poisoned_at(client: SyncRedis, model: str, replica: str, epoch: int) -> int:
 def table(by_fault: dict[str, list[Phases]], targets: dict[str, int] | None) -> str:
     """Medians of each phase per fault, in ms, with the targets below them."""
     names = [field.name for field in fields(Phases)]
-    lines = [f"{'phase, median ms':<18}" + "".join(f"{name:>12}" for name in [*names, "in all"])]
+    lines = [table_row("phase, median ms", [*names, "in all"], 18, 12)]
     for fault, mine in by_fault.items():
-        medians = [round(median(column)) for column in zip(*(astuple(one) for one in mine), strict=True)]
-        lines.append(f"{fault:<18}" + "".join(f"{value:>12}" for value in [*medians, sum(medians)]))
+        medians = [round(median(column)) for column in zip(*(astuple(phases) for phases in mine), strict=True)]
+        lines.append(table_row(fault, [*medians, sum(medians)], 18, 12))
     if targets is not None:
         values = [targets[name] for name in names]
-        lines.append(f"{'target, killed':<18}" + "".join(f"{value:>12}" for value in [*values, sum(values)]))
+        lines.append(table_row("target, killed", [*values, sum(values)], 18, 12))
     return "\n".join(lines)
 
 
@@ -321,35 +310,43 @@ def recovery(
     must be those of the undisturbed run; a random model is in float32, where a near-tie may fall the other way after a
     recovery, and has no limits.
     """
-    strikes: dict[str, list[Strike]] = {fault: [] for fault in FAULTS}
+    strikes: dict[str, list[RankStrike]] = {fault: [] for fault in FAULTS}
     agents: list[AgentStrike] = []
     with scene(shape, length) as farm:
         for _ in range(times):
-            for fault, (rank, how) in FAULTS.items():
-                struck = strike(farm, streams, rank, how)
-                strikes[fault].append(struck)
-                say(f"{fault}: next token after {struck.gap_s:.2f} s, {struck.same}/{streams} as undisturbed")
+            for fault, (rank, number) in FAULTS.items():
+                rank_strike = strike(farm, streams, rank, number)
+                strikes[fault].append(rank_strike)
+                say(f"{fault}: next token after {rank_strike.gap_s:.2f} s, {rank_strike.same}/{streams} as undisturbed")
             agents.append(strike_agent(farm, streams))
             say(f"agent killed: no token for {agents[-1].pause_s:.3f} s, adopted after {agents[-1].adopted_s:.2f} s")
     click.echo(f"{'fault':<18}{'strikes':>8}{'token s':>10}{'worst s':>10}{'same text':>12}")
     for fault, mine in strikes.items():
-        gaps = [struck.gap_s for struck in mine]
-        same = f"{sum(struck.same for struck in mine)}/{sum(struck.streams for struck in mine)}"
+        gaps = [rank_strike.gap_s for rank_strike in mine]
+        same = f"{sum(rank_strike.same for rank_strike in mine)}/{sum(rank_strike.streams for rank_strike in mine)}"
         click.echo(f"{fault:<18}{len(mine):>8}{median(gaps):>10.2f}{max(gaps):>10.2f}{same:>12}")
-    phases = {fault: [struck.phases for struck in mine] for fault, mine in strikes.items()}
+    phases = {fault: [rank_strike.phases for rank_strike in mine] for fault, mine in strikes.items()}
     click.echo(table(phases, TARGETS_MS if shape is None else None))
     figures = figures_of(strikes, agents) if shape is None else None
     return Outcome(figures, {"strikes": strikes, "agents": agents})
 
 
-def figures_of(strikes: dict[str, list[Strike]], agents: list[AgentStrike]) -> list[Figure]:
+def figures_of(strikes: dict[str, list[RankStrike]], agents: list[AgentStrike]) -> list[Figure]:
     """The figures with limits; strikes are by the names of FAULTS."""
-    everything = [*(one for mine in strikes.values() for one in mine), *agents]
-    stopped = [one.detected_s for fault, mine in strikes.items() if FAULTS[fault][1] == signal.SIGSTOP for one in mine]
+    everything = [*(strike for mine in strikes.values() for strike in mine), *agents]
+    stopped = [
+        strike.detected_s for fault, mine in strikes.items() if FAULTS[fault][1] == signal.SIGSTOP for strike in mine
+    ]
     return [
-        Figure("streams that ended otherwise than undisturbed", sum(one.streams - one.same for one in everything), 0),
+        Figure(
+            "streams that ended otherwise than undisturbed",
+            sum(strike.streams - strike.same for strike in everything),
+            0,
+        ),
         Figure("rank stopped: worst time to find it", max(stopped), DETECTION_LIMIT_S, "s"),
-        Figure("agent killed: longest pause of all streams", max(one.pause_s for one in agents), PAUSE_LIMIT_S, "s"),
-        Figure("agent killed: adopted after", max(one.adopted_s for one in agents), ADOPTION_LIMIT_S, "s"),
-        Figure("agent killed: ranks or epoch replaced", sum(not one.same_processes for one in agents), 0),
+        Figure(
+            "agent killed: longest pause of all streams", max(agent.pause_s for agent in agents), PAUSE_LIMIT_S, "s"
+        ),
+        Figure("agent killed: adopted after", max(agent.adopted_s for agent in agents), ADOPTION_LIMIT_S, "s"),
+        Figure("agent killed: ranks or epoch replaced", sum(not agent.same_processes for agent in agents), 0),
     ]

@@ -41,6 +41,11 @@ async def stream_all(base: Base, count: int, tokens: int, strike: Callable[[], N
     return await asyncio.gather(*running)
 
 
+def count_equal(answers: Sequence[Answer], expected: Sequence[Answer]) -> int:
+    """Answers with the tokens that are expected."""
+    return sum(answer.token_ids == other.token_ids for answer, other in zip(answers, expected, strict=True))
+
+
 class Strikes:
     """The processes of the farm's one replica."""
 
@@ -95,18 +100,21 @@ def survival(
         asyncio.run(stream_all(base, 1, 8, None))
         undisturbed = asyncio.run(stream_all(base, streams, tokens, None))
         again = asyncio.run(stream_all(base, streams, tokens, None))
-        alike = sum(one.token_ids == other.token_ids for one, other in zip(undisturbed, again, strict=True))
+        alike = count_equal(again, undisturbed)
         say(f"{alike} of {streams} streams are the same without a kill")
         for victim, strike in (("engine", strikes.kill_engine), ("leader", strikes.kill_leader)):
             began = time.monotonic()
-            struck = asyncio.run(stream_all(base, streams, tokens, strike))
+            answers = asyncio.run(stream_all(base, streams, tokens, strike))
             seconds = time.monotonic() - began
-            whole = sum(one.error is None and one.finish == "length" and len(one.token_ids) == tokens for one in struck)
-            same = sum(one.token_ids == other.token_ids for one, other in zip(struck, undisturbed, strict=True))
+            whole = sum(
+                answer.error is None and answer.finish == "length" and len(answer.token_ids) == tokens
+                for answer in answers
+            )
+            same = count_equal(answers, undisturbed)
             say(f"{victim} killed: all ended after {seconds:.1f} s; {same} of {streams} equal the undisturbed run")
-            for one in struck:
-                if one.finish != "length":
-                    say(f"a stream ended with {len(one.token_ids)} tokens: {one.error or one.finish}")
+            for answer in answers:
+                if answer.finish != "length":
+                    say(f"a stream ended with {len(answer.token_ids)} tokens: {answer.error or answer.finish}")
             figures.append(Figure(f"whole streams of {streams}, {victim} killed", whole, streams, at_least=True))
     return figures
 

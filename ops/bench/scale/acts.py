@@ -39,7 +39,7 @@ def entries(after: int, count: int, token: int = 7) -> list[LogEntry]:
 
 
 class Acts:
-    """Each of `named` makes one call, or a few of one kind, by the clock, with arguments that differ from index to
+    """Each of `by_name` makes one call, or a few of one kind, by the clock, with arguments that differ from index to
     index. What it needs it prepares untimed."""
 
     def __init__(self, client: SyncRedis, clock: ServerClock, lease: Lease, size: Size) -> None:
@@ -47,12 +47,12 @@ class Acts:
         self._clock = clock
         self._lease = lease
         self._size = size
-        self._seqs = {one.rid: one.seq for one in adopted(lambda call: run(client, call), lease)}
+        self._seqs = {claim.rid: claim.seq for claim in adopted(lambda call: run(client, call), lease)}
         self._fresh = itertools.count()
         self._leases: dict[str, Lease] = {}
         self._holder = ""
 
-    def named(self) -> dict[str, tuple[Act, int]]:
+    def by_name(self) -> dict[str, tuple[Act, int]]:
         """Each with the part of the calls that it is made for: 1 for all, 10 for every tenth."""
         size = self._size
         timed = self._clock.run
@@ -109,8 +109,8 @@ class Acts:
 
     def _claim(self, _: int) -> object:
         claims = self._clock.run(requests.claim(self._lease, HAND_OUT, requests.ANY_TOKENS)).requests
-        for one in claims:
-            run(self._client, requests.requeue(self._lease, one.rid))
+        for claim in claims:
+            run(self._client, requests.requeue(self._lease, claim.rid))
         return claims
 
     # --- a replica goes ----------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Acts:
 
     def _put(self, count: int = 1, choices: int = 1, **fields: object) -> list[Enqueue]:
         new = [fresh(next(self._fresh), self._size, choices, **fields) for _ in range(count)]
-        run_every(self._client, [requests.enqueue(one) for one in new])
+        run_every(self._client, [requests.enqueue(request) for request in new])
         return new
 
     def _requeue(self, _: int) -> object:
@@ -166,8 +166,8 @@ class Acts:
         return self._clock.run(requests.requeue(self._lease, claimed.rid))
 
     def _unfollow(self, _: int) -> object:
-        [one] = self._put()
-        return self._clock.run(requests.unfollow(MODEL, one.rid, one.api))
+        [request] = self._put()
+        return self._clock.run(requests.unfollow(MODEL, request.rid, request.api))
 
     def _expire(self, choices: int) -> None:
         late = self._put(HAND_OUT, choices, deadline_ms=1)
@@ -182,21 +182,24 @@ class Acts:
     def _finish(self, _: int) -> None:
         self._put(ROWS)
         rows = [
-            Emission(one.rid, one.seq + 1, [LogEntry(one.seq + 1, 0, 7, "stop", "token")], "finished")
-            for one in self._claimed(self._lease, ROWS)
+            Emission(claim.rid, claim.seq + 1, [LogEntry(claim.seq + 1, 0, 7, "stop", "token")], "finished")
+            for claim in self._claimed(self._lease, ROWS)
         ]
         for call in requests.emit_all(self._lease, rows):
             assert not self._clock.run(call).taken
 
-    def _repair(self, token: int, how: str) -> None:
-        """A page is there, and the API process has another page; its last token there is `token`."""
-        [one] = [fresh(next(self._fresh), self._size)]
+    def _repair(self, token: int, outcome: str) -> None:
+        """Redis has one page of the log, the API process has two. The last token of its first page is `token`."""
+        [request] = [fresh(next(self._fresh), self._size)]
         there = entries(0, WRITE_ENTRIES)
-        run_steps(self._client, requests.enqueue_again(one, there))
+        run_steps(self._client, requests.enqueue_again(request, there))
         last = LogEntry(WRITE_ENTRIES, 0, token)
         delivered = [*there[:-1], last, *entries(WRITE_ENTRIES, WRITE_ENTRIES)]
-        assert self._clock.run_steps(requests.repair(MODEL, one.rid, one.api, one.tenant, delivered)) == how
-        run(self._client, requests.cancel(MODEL, one.rid, one.tenant))
+        assert (
+            self._clock.run_steps(requests.repair(MODEL, request.rid, request.api, request.tenant, delivered))
+            == outcome
+        )
+        run(self._client, requests.cancel(MODEL, request.rid, request.tenant))
 
     # --- the end of many choices -------------------------------------------------------------------------------------
 
@@ -210,14 +213,14 @@ class Acts:
         wide = self._put(HAND_OUT, CHOICES, priority="high")
         lease = self._lead("wide")
         self._claimed(lease, HAND_OUT)
-        run_every(self._client, [requests.cancel(MODEL, one.rid, one.tenant) for one in wide])
-        for one in adopted(self._clock.run, lease):  # what was claimed in the place of one of them
-            run(self._client, requests.requeue(lease, one.rid))
+        run_every(self._client, [requests.cancel(MODEL, request.rid, request.tenant) for request in wide])
+        for claim in adopted(self._clock.run, lease):  # what was claimed in the place of one of them
+            run(self._client, requests.requeue(lease, claim.rid))
         self._client.delete(lease.keys.lock)
 
     def _reap_ended(self, _: int) -> None:
         wide = self._put(HAND_OUT, CHOICES, api="left")
-        run_every(self._client, [requests.unfollow(MODEL, one.rid, "left", grace_ms=1) for one in wide])
+        run_every(self._client, [requests.unfollow(MODEL, request.rid, "left", grace_ms=1) for request in wide])
         time.sleep(_LAPSE_S)
         while self._clock.run(requests.reap(MODEL)).more:
             pass

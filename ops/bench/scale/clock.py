@@ -15,7 +15,7 @@ from control.errors import SettingsError
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, Steps, read, run
 from control.scripts import SCRIPTS
-from ops.harness.program import Figure, percentile
+from ops.harness.program import Figure, percentile, table_row
 
 T = TypeVar("T")
 Act = Callable[[int], object]
@@ -31,7 +31,7 @@ _SCRIPT_NAMES = {script.sha: name for name, script in SCRIPTS.items()}
 
 
 class ServerClock:
-    """Runs calls one at a time and notes in `spent` what each took, in ms.
+    """Runs calls one at a time and notes in `times_ms` how long each took.
 
     The lower of two bounds counts. One is how long the server's main thread worked meanwhile: it includes chores, such
     as the fork that rewrites the append-only file. The other is the slow log's: it includes waits for a busy processor.
@@ -40,13 +40,13 @@ class ServerClock:
     def __init__(self, client: SyncRedis) -> None:
         self._client = client
         client.config_set("slowlog-log-slower-than", 0)
-        self.spent: list[float] = []
+        self.times_ms: list[float] = []
 
     def run(self, call: Call[T]) -> T:
         before = thread_ms(self._client)
         answer = run(self._client, call)
         worked = thread_ms(self._client) - before
-        self.spent.append(min(worked, self._logged()))
+        self.times_ms.append(min(worked, self._logged()))
         return answer
 
     def run_steps(self, steps: Steps[T]) -> T:
@@ -78,10 +78,10 @@ def thread_ms(client: SyncRedis) -> float:
 
 def control_loop(clock: ServerClock, ms: float) -> Call[int]:
     """A loop of about `ms` in the server that touches no key: what it takes beyond that is the machine's doing."""
-    clock.spent.clear()
+    clock.times_ms.clear()
     for _ in range(20):
         clock.run(_loop(_TRIAL_TURNS))
-    return _loop(max(1, int(_TRIAL_TURNS * ms / max(1e-3, min(clock.spent)))))
+    return _loop(max(1, int(_TRIAL_TURNS * ms / max(1e-3, min(clock.times_ms)))))
 
 
 def _loop(turns: int) -> Call[int]:
@@ -93,31 +93,31 @@ def _loop(turns: int) -> Call[int]:
 
 def head() -> str:
     """The line above rows."""
-    return f"{'server time, ms':<48}{'p50':>8}{'p99.9':>8}{'worst':>8}{'calls':>8}"
+    return table_row("server time, ms", ("p50", "p99.9", "worst", "calls"), 48, 8)
 
 
-def row(name: str, spent: Sequence[float]) -> str:
+def row(name: str, milliseconds: Sequence[float]) -> str:
     """One line of the table: p50, p99.9 and worst time of the calls in ms, and their number."""
-    values = median(spent), percentile(sorted(spent), 99.9), max(spent)
-    return f"{name:<48}" + "".join(f"{value:>8.2f}" for value in values) + f"{len(spent):>8}"
+    values = median(milliseconds), percentile(sorted(milliseconds), 99.9), max(milliseconds)
+    return table_row(name, [*(f"{value:.2f}" for value in values), len(milliseconds)], 48, 8)
 
 
 def timed(clock: ServerClock, name: str, act: Act, times: int, limit: float) -> list[Figure]:
     """The p99.9 of the act's calls. Where one was beyond the limit the act is repeated alone, and their median counts
     too: it tells a script that is slow now and then from a machine that pauses."""
-    clock.spent.clear()
+    clock.times_ms.clear()
     for index in range(times):
         act(index)
-    spent = list(clock.spent)
-    click.echo(row(name, spent))
-    figures = [Figure(f"{name}, p99.9", percentile(sorted(spent), 99.9), limit, "ms")]
-    if max(spent) > limit:
-        clock.spent.clear()
+    milliseconds = list(clock.times_ms)
+    click.echo(row(name, milliseconds))
+    figures = [Figure(f"{name}, p99.9", percentile(sorted(milliseconds), 99.9), limit, "ms")]
+    if max(milliseconds) > limit:
+        clock.times_ms.clear()
         for index in range(times, times + ALONE):
             act(index)
-        alone = list(clock.spent)
+        alone = list(clock.times_ms)
         click.echo(
-            f"  worst {max(spent):.2f} ms; repeated alone: median {median(alone):.2f}, worst {max(alone):.2f} ms"
+            f"  worst {max(milliseconds):.2f} ms; repeated alone: median {median(alone):.2f}, worst {max(alone):.2f} ms"
         )
         figures.append(Figure(f"{name}, alone, p50", median(alone), limit, "ms"))
     return figures
@@ -138,7 +138,7 @@ class Round:
 
 
 def watch(client: SyncRedis, act: Callable[[], object]) -> Round:
-    """Do it, and read what the server logged meanwhile. Nothing else may use the server."""
+    """Call `act`, and read what the server logged meanwhile. Nothing else may use the server."""
     client.config_set("slowlog-max-len", _MOST)
     client.config_set("slowlog-log-slower-than", 0)
     client.slowlog_reset()
@@ -151,9 +151,9 @@ def watch(client: SyncRedis, act: Callable[[], object]) -> Round:
     client.config_set("slowlog-log-slower-than", -1)
     logged = client.slowlog_get(_MOST)
     client.slowlog_reset()
-    entries = [(one["duration"] / 1000, _name(one["command"])) for one in logged]
+    entries = [(entry["duration"] / 1000, _name(entry["command"])) for entry in logged]
     own = ("INFO", "SLOWLOG", "CONFIG", "CLIENT")
-    return Round(sent, [one for one in entries if one[1] not in own], worked, wall)
+    return Round(sent, [entry for entry in entries if entry[1] not in own], worked, wall)
 
 
 def sent_by(client: SyncRedis) -> int:
@@ -173,12 +173,12 @@ def figure_of(name: str, rounds: Sequence[Round], limit: float) -> Figure:
     The log has the commands inside scripts too, each with a shorter time than its script: what is left out are only the
     shortest times.
     """
-    logged = sorted((one for each in rounds for one in each.logged), reverse=True)[
-        : sum(one.commands for one in rounds)
+    logged = sorted((entry for each in rounds for entry in each.logged), reverse=True)[
+        : sum(each.commands for each in rounds)
     ]
-    spent = [ms for ms, _ in logged]
-    click.echo(f"{row(name, spent)}  slowest: {logged[0][1]}")
-    return Figure(f"{name}, p99.9", percentile(sorted(spent), 99.9), limit, "ms")
+    milliseconds = [ms for ms, _ in logged]
+    click.echo(f"{row(name, milliseconds)}  slowest: {logged[0][1]}")
+    return Figure(f"{name}, p99.9", percentile(sorted(milliseconds), 99.9), limit, "ms")
 
 
 def _name(command: bytes | str) -> str:

@@ -72,8 +72,8 @@ class Agents:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for one in self._sockets:
-            one.close()
+        for connection in self._sockets:
+            connection.close()
 
     def ticks(self) -> list[Round]:
         """A tick of each agent, none of which plans; several agents a round."""

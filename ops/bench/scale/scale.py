@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 from statistics import mean
 from typing import Annotated
 
@@ -18,8 +16,8 @@ from ops.bench.scale.acts import Acts, succeed
 from ops.bench.scale.clock import Round, ServerClock, control_loop, figure_of, head, row, sent_by, timed
 from ops.bench.scale.crowd import Size, fill
 from ops.bench.scale.processes import Agents, ApiProcesses
+from ops.harness.farm import private_redis
 from ops.harness.program import Figure, benchmark
-from ops.local.embedded import EmbeddedServer
 from ops.local.server_binary import packaged_server
 from worker.agent.agent import TICK_S
 
@@ -50,8 +48,7 @@ def scale(
     """
     size = Size(entries, running, waiting, tenants, models, agents, apis)
     with (
-        tempfile.TemporaryDirectory() as folder,
-        EmbeddedServer(Path(folder) / "redis", packaged_server()) as url,
+        private_redis(packaged_server()) as (_, url),
         closing(connect(url)) as client,
         closing(connect_blocking(url)) as blocking,
         closing(connect(url)) as heartbeat,
@@ -71,12 +68,12 @@ def _scripts(client: SyncRedis, lease: Lease, size: Size, calls: int) -> list[Fi
     figures = list[Figure]()
     click.echo(head())
     loop = control_loop(clock, CONTROL_MS)
-    clock.spent.clear()
+    clock.times_ms.clear()
     for _ in range(calls):
         clock.run(loop)
-    click.echo(row("control: a loop without keys", clock.spent))
-    named = Acts(client, clock, lease, size).named()
-    for name, (act, part) in named.items():
+    click.echo(row("control: a loop without keys", clock.times_ms))
+    acts = Acts(client, clock, lease, size).by_name()
+    for name, (act, part) in acts.items():
         figures += timed(clock, name, act, max(5, calls // part), SCRIPT_MS)
     clock.close()
     return figures
@@ -100,7 +97,7 @@ def _of_processes(client: SyncRedis, url: str, size: Size) -> list[Figure]:
     turn = _each("a placement turn", turns, 1)
     _each("an unsettled placement turn", unsettled, 1)
     first = _each("the second of the api process that acts for all", seconds[:1], 1)
-    others = sum(one.thread for one in seconds[1:])
+    others = sum(second.thread for second in seconds[1:])
     if others:
         _each("the second of each other api process", seconds[1:], 1)
     return [
@@ -111,11 +108,11 @@ def _of_processes(client: SyncRedis, url: str, size: Size) -> list[Figure]:
 
 
 def _each(name: str, rounds: Sequence[Round], parts: float) -> float:
-    """Tell what one of the parts of a round takes; returns the server's ms."""
-    thread = mean(one.thread for one in rounds) / parts
-    wall = mean(one.wall for one in rounds) / parts
-    commands = sum(one.commands for one in rounds) / len(rounds) / parts
-    longest = max(one.wall for one in rounds) / parts
+    """Print the cost of one part of a round; returns the milliseconds of the server's thread."""
+    thread = mean(each.thread for each in rounds) / parts
+    wall = mean(each.wall for each in rounds) / parts
+    commands = sum(each.commands for each in rounds) / len(rounds) / parts
+    longest = max(each.wall for each in rounds) / parts
     click.echo(
         f"{name}: {commands:.0f} commands, {thread:.2f} ms of the server's thread, {wall:.0f} ms in all "
         f"(longest {longest:.0f})"

@@ -13,15 +13,15 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from control.keys import ModelKeys
 from control.messages import GenerationRequest, LogEntry, Sampling
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, Steps, optional_text, read, run, run_all, run_every
-from control.requests import Enqueue, Enqueued, cancel, enqueue_again, read_pages
+from control.redis.connection import Call, Steps, run, run_all, run_every
+from control.requests import Enqueue, Enqueued, cancel, enqueue_again
 from ops.chaos.errors import ChaosError, Harm, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.processes import replaced
 from ops.chaos.system.target import Target
+from ops.harness.farm import log_lengths, log_of, states
 
 CHOICES = 128
 DELIVERED = 100
@@ -111,27 +111,29 @@ def kill_with_large_logs(target: Target, random: random.Random) -> str:
     kinds = [Large.draw(random) for _ in range(KINDS)]
     undisturbed = recorded(target, kinds, random)
     count = -(-target.log_entries // len(kinds[0].delivered))
-    chosen = [kinds[number % KINDS] for number in range(count)]
-    with enqueued(target, chosen, random) as rids:
-        target.proved(lambda: under_way(client, model, rids, chosen), f"{count} requests run, and some go on")
+    requests = [kinds[number % KINDS] for number in range(count)]
+    with enqueued(target, requests, random) as rids:
+        target.proved(lambda: under_way(client, model, rids, requests), f"{count} requests run, and some go on")
         pid = target.rank_pid(0)
         epoch = target.epoch()
-        entries = sum(lengths(client, model, rids))
+        entries = sum(log_lengths(client, model, rids))
         if entries < target.log_entries or states(client, model, rids) != ["running"] * count:
             raise NoEffect(f"{entries} entries of {target.log_entries} belong to requests that run")
         target.send(pid, signal.SIGKILL)
         proof = replaced(target, 0, pid, epoch)
         ended(target, rids)
-        for rid, large in zip(rids, chosen, strict=True):
-            log = whole(client, model, rid)
+        for rid, large in zip(rids, requests, strict=True):
+            log = log_of(client, model, rid)
             if why := wrong(log, large.delivered, undisturbed[kinds.index(large)]):
                 raise Harm(f"the log of request {rid} is not exact: {why}")
     return f"{proof}; {entries} entries of {count} requests"
 
 
-def under_way(client: SyncRedis, model: str, rids: Sequence[str], chosen: Sequence[Large]) -> bool:
+def under_way(client: SyncRedis, model: str, rids: Sequence[str], requests: Sequence[Large]) -> bool:
     """True if the leader has all requests and continues enough of them."""
-    grown = [length > len(large.delivered) for large, length in zip(chosen, lengths(client, model, rids), strict=True)]
+    grown = [
+        length > len(large.delivered) for large, length in zip(requests, log_lengths(client, model, rids), strict=True)
+    ]
     return sum(grown) >= UNDER_WAY * len(rids) and "queued" not in states(client, model, rids)
 
 
@@ -139,7 +141,7 @@ def recorded(target: Target, kinds: Sequence[Large], random: random.Random) -> l
     """The whole log of each request, left alone. Nothing but its length ends the open choice."""
     with enqueued(target, kinds, random) as rids:
         ended(target, rids)
-        logs = [whole(target.client, target.spec.name, rid) for rid in rids]
+        logs = [log_of(target.client, target.spec.name, rid) for rid in rids]
     for large, log in zip(kinds, logs, strict=True):
         if len(log) != len(large.delivered) + CONTINUED:
             raise Harm(f"{CONTINUED} tokens should follow {len(large.delivered)} undisturbed, the log has {len(log)}")
@@ -174,20 +176,6 @@ def ended(target: Target, rids: Sequence[str]) -> None:
         raise Harm(f"{error}: {states(client, model, rids)}") from error
     if set(ends := states(client, model, rids)) != {"finished"}:
         raise Harm(f"requests with large logs ended otherwise than by themselves: {ends}")
-
-
-def states(client: SyncRedis, model: str, rids: Sequence[str]) -> list[str | None]:
-    keys = ModelKeys(model)
-    return run_every(client, [read("HGET", keys.request(rid), "state", parse=optional_text) for rid in rids])
-
-
-def lengths(client: SyncRedis, model: str, rids: Sequence[str]) -> list[int]:
-    """Entries in the log of each request."""
-    return run_every(client, [read("XLEN", ModelKeys(model).log(rid), parse=int) for rid in rids])
-
-
-def whole(client: SyncRedis, model: str, rid: str) -> list[LogEntry]:
-    return [entry for page in read_pages(client, model, rid) for entry in page]
 
 
 FAULTS: dict[str, Fault] = {"large-log": kill_with_large_logs}

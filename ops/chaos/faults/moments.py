@@ -121,13 +121,13 @@ def exit_in_collective(target: Target, random: random.Random) -> str:
         written = target.log.stat().st_size
         time.sleep(random.uniform(0.01, 0.05))  # the peer reaches the collective
         target.send(pid, signal.SIGKILL)
-        gone = replaced(target, rank, pid, epoch)
-        if said(target, written, CollectiveFailed.__name__):
-            return f"{gone}, killed in command {seq} of epoch {epoch}: the peer's collective failed"
+        proof = replaced(target, rank, pid, epoch)
+        if logs_word(target, written, CollectiveFailed.__name__):
+            return f"{proof}, killed in command {seq} of epoch {epoch}: the peer's collective failed"
     raise NoEffect(f"rank {rank} was killed in {TRIES} steps, and no peer said that a collective failed")
 
 
-def said(target: Target, offset: int, word: str) -> bool:
+def logs_word(target: Target, offset: int, word: str) -> bool:
     """Wait for `word` in the farm's log beyond `offset`; False if it does not come."""
 
     def there() -> bool:

@@ -24,7 +24,7 @@ BETWEEN_S = 0.15
 """The time between two epochs is a part of this where a standby is ready."""
 
 
-def successor(target: View, current: Callable[[], int | None], pid: int, epoch: int, what: str) -> str:
+def successor(target: View, current: Callable[[], int | None], pid: int, epoch: int, process_name: str) -> str:
     """The proof that a process has gone: another one is in its place, in a later epoch. Without it the process goes on
     where it was stopped, as the hang was not detected, and other strikes follow."""
 
@@ -33,7 +33,9 @@ def successor(target: View, current: Callable[[], int | None], pid: int, epoch: 
         return now if now not in (None, pid) and target.epoch() > epoch else None
 
     try:
-        return f"pid {pid} -> {target.proved(newcomer, f'{what} is not pid {pid}, in a later epoch than {epoch}')}"
+        return (
+            f"pid {pid} -> {target.proved(newcomer, f'{process_name} is not pid {pid}, in a later epoch than {epoch}')}"
+        )
     except NoEffect:
         target.send(pid, signal.SIGCONT)
         raise
@@ -59,10 +61,10 @@ def strike_rank(rank: int, number: signal.Signals) -> Callable[[View, random.Ran
 def stop_in_recovery(target: View, random: random.Random) -> str:
     """Kill one rank, and stop another while the group is between two epochs or on its way into the next."""
     killed, stopped = random.sample(range(target.spec.tp), 2) if target.spec.tp > 1 else (0, 0)
-    gone = target.rank_pid(killed)
+    killed_pid = target.rank_pid(killed)
     pid = target.rank_pid(stopped)
     epoch = target.epoch()
-    target.send(gone, signal.SIGKILL)
+    target.send(killed_pid, signal.SIGKILL)
     time.sleep(random.uniform(0, BETWEEN_S))
     target.send(pid, signal.SIGSTOP)
     return f"rank {stopped} stopped after rank {killed} was killed: {replaced(target, stopped, pid, epoch)}"
@@ -97,8 +99,8 @@ def kill_agent_and_rank(target: Target, random: random.Random) -> str:
     rank = random.randrange(target.spec.tp)
     pid = target.rank_pid(rank)
     epoch = target.epoch()
-    for struck in random.sample([agent, pid], 2):
-        target.send(struck, signal.SIGKILL)
+    for victim in random.sample([agent, pid], 2):
+        target.send(victim, signal.SIGKILL)
     now = next_agent(target, agent)
     return f"agent pid {agent} -> {now}; rank {rank}: {replaced(target, rank, pid, epoch)}"
 
@@ -130,8 +132,8 @@ def starve(target: View, random: random.Random) -> str:
     process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms // 2, before[1]))
     try:
         run(target.client, enqueue(request))
-        what = f"rank {rank} (pid {pid}) needs more memory than it has"
-        poison = target.proved(lambda: next((one for one in target.poisons() if one.epoch >= epoch), None), what)
+        event = f"rank {rank} (pid {pid}) needs more memory than it has"
+        poison = target.proved(lambda: next((entry for entry in target.poisons() if entry.epoch >= epoch), None), event)
     finally:
         with suppress(psutil.NoSuchProcess):
             process.rlimit(psutil.RLIMIT_AS, before)

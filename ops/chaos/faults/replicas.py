@@ -21,7 +21,7 @@ from control.messages import GenerationRequest, ModelSpec, Sampling
 from control.operations import desired
 from control.operations.spec import Scale
 from control.records import catalog
-from control.redis.connection import optional_text, read, run
+from control.redis.connection import read, run
 from control.replicas import health, model_overviews
 from control.requests import Enqueue, dead_letters, drop_letter, enqueue
 from ops.chaos.errors import Harm, NoEffect
@@ -62,9 +62,9 @@ def two_replicas(target: Target) -> Generator[list[str]]:
         target.replica = target.overview().replicas[0].replica
 
 
-def rolled_out(target: Target, what: str) -> None:
+def rolled_out(target: Target, event: str) -> None:
     """Wait until the desired replicas serve: on a busy machine their start takes minutes."""
-    target.until(lambda: target.overview().is_rolled_out, what, START_WITHIN_S)
+    target.until(lambda: target.overview().is_rolled_out, event, START_WITHIN_S)
 
 
 def running(target: Target, model: str, replica: str) -> int:
@@ -75,7 +75,7 @@ def running(target: Target, model: str, replica: str) -> int:
 def crashes(target: Target, names: list[str]) -> set[tuple[str, int]]:
     """(replica, epoch) of all epochs that were poisoned."""
     model = target.spec.name
-    return {(name, one.epoch) for name in names for one in run(target.client, health.poison_history(model, name))}
+    return {(name, poison.epoch) for name in names for poison in run(target.client, health.poison_history(model, name))}
 
 
 def crash_two_replicas(target: Target, random: random.Random) -> str:
@@ -121,14 +121,13 @@ def damaged(folder: Path) -> Generator[None]:
 
 def lose(target: Target, model: str, replica: str, folder: Path) -> str:
     """Kill the replica's leader while its files are damaged, until the replica is given up; returns the cause."""
-    keys = ModelKeys(model).replica(replica)
-    beat = run(target.client, read("HGET", keys.heartbeat(0), "pid", parse=optional_text))
+    beat = health.heartbeats(target.client, model, replica, 1)[0]
     if beat is None:
         raise NoEffect(f"the leader of {model} {replica} does not beat")
     with damaged(folder):
-        target.send(int(beat), signal.SIGKILL)
-        what = f"{model} {replica} is given up"
-        detail = target.until(lambda: given_up(target, model, replica), what, START_WITHIN_S)
+        target.send(beat.pid, signal.SIGKILL)
+        event = f"{model} {replica} is given up"
+        detail = target.until(lambda: given_up(target, model, replica), event, START_WITHIN_S)
     if str(folder) not in detail:
         raise Harm(f"{model} {replica} was given up because of its files in {folder}, and the reason is: {detail}")
     return detail
@@ -145,10 +144,10 @@ def answer(url: str, path: str, body: dict[str, Any]) -> tuple[str, float]:
     try:
         text = ask(url, path, body)[1]
         if body.get("background"):
-            one = f"{path}/{json.loads(text)['id']}"
+            stored = f"{path}/{json.loads(text)['id']}"
             while json.loads(text).get("status") in ("queued", "in_progress") and time.monotonic() < until:
                 time.sleep(0.1)
-                text = ask(url, one)[1]
+                text = ask(url, stored)[1]
     except (OSError, ValueError, KeyError) as error:  # TimeoutError is an OSError
         text = f"{type(error).__name__}: {error}"
     return text, time.monotonic()
@@ -193,9 +192,9 @@ def give_up_the_sole_one(target: Target, folder: Path) -> str:
         target.proved(lambda: running(target, SOLE, "r0") == len(answers), f"{SOLE} runs {len(answers)} requests")
         cause = lose(target, SOLE, "r0", folder)
         given_up_at = time.monotonic()
-        target.until(lambda: all(one.done() for one in answers), f"clients of {SOLE} have the cause", 60.0)
-        late = max(one.result()[1] for one in answers) - given_up_at
-        wrong = [text[-300:] for text, _ in (one.result() for one in answers) if str(folder) not in text]
+        target.until(lambda: all(future.done() for future in answers), f"clients of {SOLE} have the cause", 60.0)
+        late = max(future.result()[1] for future in answers) - given_up_at
+        wrong = [text[-300:] for text, _ in (future.result() for future in answers) if str(folder) not in text]
         refusals = [ask(target.urls[0], *bodies()[1])]
         while refusals[-1][0] != 503 and len(refusals) < REFUSALS:  # an API process looks at the farm once a second
             refusals.append(ask(target.urls[0], *bodies()[1]))

@@ -157,8 +157,8 @@ def refusing(target: Target, word: str, random: random.Random) -> Generator[Call
                     raise NoEffect(f"a write was refused for another reason: {error}") from error
             else:
                 raise NoEffect("a write was accepted")
-            what = f"the farm's writes are refused with {word}"
-            target.proved(lambda: refusals(client, word) > before + 1, what, REFUSED_WITHIN_S)
+            event = f"the farm's writes are refused with {word}"
+            target.proved(lambda: refusals(client, word) > before + 1, event, REFUSED_WITHIN_S)
             return f"{refusals(client, word) - before} commands refused with {word}"
 
         yield proof

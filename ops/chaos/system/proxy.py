@@ -86,11 +86,11 @@ class Proxy:
 
     # --- faults -----------------------------------------------------------------------------------------------------
 
-    def cut(self, chosen: Callable[[], bool] = lambda: True) -> int:
+    def cut(self, choose: Callable[[], bool] = lambda: True) -> int:
         """Reset every open connection for which `chosen()`; how many they were. Nothing hinders them to come back."""
 
         def strike() -> int:
-            links = [link for link in self._links if link.alive and chosen()]
+            links = [link for link in self._links if link.alive and choose()]
             for link in links:
                 link.cut()
             self.counts.cut += len(links)
@@ -113,13 +113,13 @@ class Proxy:
         """From now on every chunk is late by so much, in both directions; 0 ends it."""
         self._arm(delay_s=seconds)
 
-    def black_hole(self, chosen: Callable[[], bool] = lambda: True, *, newcomers: bool = True) -> int:
+    def black_hole(self, choose: Callable[[], bool] = lambda: True, *, newcomers: bool = True) -> int:
         """Silence without a reset: open connections for which `chosen()` never carry a byte again, and while it lasts
         new ones neither (`newcomers`). Returns how many were open."""
 
         def strike() -> int:
             self.black = newcomers
-            links = [link for link in self._links if link.alive and chosen()]
+            links = [link for link in self._links if link.alive and choose()]
             for link in links:
                 link.silence()
             return len(links)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from ops.chaos.errors import ChaosError
 from ops.common.waiting import until
-from ops.local import server_child
+from ops.local.embedded import last_words, start_server
 from ops.local.server_binary import find_server
 
 PASSWORD = "chaos"
@@ -75,12 +73,7 @@ class Node:
         config = self.folder / f"{self.port}.conf"
         if not config.exists():  # a Sentinel writes what it learns into it
             config.write_text(f"port {self.port}\nbind 127.0.0.1\ndir {self.folder}\n{self.config}\n")
-        child = Path(server_child.__file__)
-        command = [sys.executable, "-I", "-S", child, str(os.getpid()), self.binary, config, *self.arguments]
-        keep = subprocess.DEVNULL if sys.platform == "linux" else subprocess.PIPE
-        self.process = subprocess.Popen(
-            command, stdin=keep, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+        self.process = start_server(self.binary, config, *self.arguments, stderr=subprocess.DEVNULL)
 
     def _started(self) -> bool:
         """True once it answers. Raises RuntimeError where it has ended."""
@@ -113,8 +106,7 @@ class Node:
         self.process.send_signal(number)
 
     def last_words(self) -> str:
-        log = self.folder / "server.log"
-        return " / ".join(log.read_text(errors="replace").splitlines()[-3:]) if log.exists() else "it said nothing"
+        return last_words(self.folder / "server.log") or "it said nothing"
 
 
 class ServerProcess(Node):

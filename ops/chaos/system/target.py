@@ -63,11 +63,11 @@ class View:
     # --- waiting ----------------------------------------------------------------------------------------------------
 
     def until(
-        self, condition: Callable[[], T | None], what: str, seconds: float = EFFECT_WITHIN_S, tick: float = TICK_S
+        self, condition: Callable[[], T | None], event: str, seconds: float = EFFECT_WITHIN_S, tick: float = TICK_S
     ) -> T:
         """The first true value of `condition`; a server that can't be reached counts as not yet.
 
-        Raises ChaosError naming `what`.
+        Raises ChaosError naming `event`.
         """
 
         def attempt() -> T | None:
@@ -77,16 +77,16 @@ class View:
             return None
 
         try:
-            return until(attempt, what, seconds, tick)
+            return until(attempt, event, seconds, tick)
         except NotInTime as error:
             raise ChaosError(str(error)) from error
 
     def proved(
-        self, condition: Callable[[], T | None], what: str, seconds: float = PROVED_WITHIN_S, tick: float = TICK_S
+        self, condition: Callable[[], T | None], event: str, seconds: float = PROVED_WITHIN_S, tick: float = TICK_S
     ) -> T:
         """Wait for the proof of an effect: as `until`, but raises NoEffect."""
         try:
-            return self.until(condition, what, seconds, tick)
+            return self.until(condition, event, seconds, tick)
         except ChaosError as error:
             raise NoEffect(str(error)) from error
 
@@ -242,7 +242,7 @@ class Target(View):
         """The external engine's process; None between its death and its next start."""
         holder = self._children().get("furrow-engine")
         with suppress(psutil.NoSuchProcess):
-            return None if holder is None else next((one.pid for one in psutil.Process(holder).children()), None)
+            return None if holder is None else next((child.pid for child in psutil.Process(holder).children()), None)
         return None
 
     @property

@@ -110,8 +110,8 @@ def sentinel(replicas: int = 1, sentinels: int = 3, binary: Path | None = None) 
         watching = [Node(binary, folder, port, config, ("--sentinel",), password="") for port in ports[1 + replicas :]]
         topology = SentinelTopology(data, watching)
         with _running([*data, *watching]):
-            for one in watching:
-                _hurry(one)
+            for node in watching:
+                _hurry(node)
             topology.heal()
             yield topology
 

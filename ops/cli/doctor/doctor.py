@@ -50,9 +50,9 @@ def examine(redis_url: str | None, url: str | None) -> list[Finding]:
     """All findings. Where Redis can't be used, hosts and models are left out."""
     findings: list[Finding] = []
     try:
-        named = farm_named(redis_url)
-        if named is not None:
-            findings += _check_farm(named)
+        farm_url = farm_named(redis_url)
+        if farm_url is not None:
+            findings += _check_farm(farm_url)
         elif url is None:
             checks = Checks("redis")
             checks.error("connection", NO_FARM, f"{START_OR_NAME[0].upper()}{START_OR_NAME[1:]}.")
@@ -102,30 +102,30 @@ def _failed(subject: Subject, error: Exception, remedy: str) -> list[Finding]:
 
 def _print(report: Report) -> None:
     """By subject and place; what is well on one line."""
-    for (subject, where), group in groupby(report.findings, key=lambda one: (one.subject, one.where)):
-        for line in _lines(subject, where, list(group)):
+    for (subject, place), group in groupby(report.findings, key=lambda finding: (finding.subject, finding.where)):
+        for line in _lines(subject, place, list(group)):
             click.echo(line)
-    counts = [sum(one.level == level for one in report.findings) for level in ("error", "warning")]
+    counts = [sum(finding.level == level for finding in report.findings) for level in ("error", "warning")]
     if not any(counts):
         click.echo("All is well.")
         return
-    click.echo(", ".join(_counted(*one) for one in zip(counts, ("error", "warning"), strict=True) if one[0]) + ".")
+    click.echo(", ".join(_counted(*pair) for pair in zip(counts, ("error", "warning"), strict=True) if pair[0]) + ".")
 
 
-def _lines(subject: str, where: str, findings: Sequence[Finding]) -> Iterable[str]:
+def _lines(subject: str, place: str, findings: Sequence[Finding]) -> Iterable[str]:
     findings = [
         msgspec.structs.replace(
-            one, message=one_line(one.message, LONGEST_LINE), remedy=one_line(one.remedy, LONGEST_LINE)
+            finding, message=one_line(finding.message, LONGEST_LINE), remedy=one_line(finding.remedy, LONGEST_LINE)
         )
-        for one in findings
+        for finding in findings
     ]
-    yield click.style(one_line(f"{subject} {where}".strip(), LONGEST_CELL), bold=True)
-    if well := "; ".join(f"{one.check}: {one.message}" for one in findings if one.level == "ok"):
+    yield click.style(one_line(f"{subject} {place}".strip(), LONGEST_CELL), bold=True)
+    if well := "; ".join(f"{finding.check}: {finding.message}" for finding in findings if finding.level == "ok"):
         yield f"  {_marked('ok')} {well}"
-    for one in findings:
-        if one.level != "ok":
-            yield f"  {_marked(one.level)} {one.check}: {one.message}"
-            yield f"          {one.remedy}"
+    for finding in findings:
+        if finding.level != "ok":
+            yield f"  {_marked(finding.level)} {finding.check}: {finding.message}"
+            yield f"          {finding.remedy}"
 
 
 def _marked(level: str) -> str:

@@ -32,9 +32,9 @@ def check_models(client: SyncRedis, cards: Sequence[HostCard], facts: Mapping[st
         checks.warning("loaded", "no model is loaded", "Run `furrow models load MODEL`.")
         return checks.findings
     specs = {spec.name: spec for spec in catalog.list_specs(client)}
-    letters = run_every(client, [count_letters(one.model) for one in overviews])
-    breaches = breaches_of(client, [one.model for one in overviews])
-    places = [(one.model, replica.replica) for one in overviews for replica in one.replicas]
+    letters = run_every(client, [count_letters(overview.model) for overview in overviews])
+    breaches = breaches_of(client, [overview.model for overview in overviews])
+    places = [(overview.model, replica.replica) for overview in overviews for replica in overview.replicas]
     faults = dict(zip(places, run_every(client, [health.poison_history(*place) for place in places]), strict=True))
     statuses = dict(zip(places, run_every(client, [health.status_of(*place) for place in places]), strict=True))
     findings: list[Finding] = []
@@ -42,7 +42,7 @@ def check_models(client: SyncRedis, cards: Sequence[HostCard], facts: Mapping[st
         checks = Checks("models", overview.model)
         check_replicas(overview, statuses, checks)
         if (spec := specs.get(overview.model)) is not None:
-            check_files(spec, cards, facts, checks, {one.detail for one in overview.replicas})
+            check_files(spec, cards, facts, checks, {replica.detail for replica in overview.replicas})
             check_engine_versions(spec.engine, overview, checks)
         check_breaches(breaches[overview.model], checks)
         check_weights(overview, checks)
@@ -102,8 +102,8 @@ def memory_remedy(model: str) -> str:
 
 def backends_of(overview: model_overviews.Overview) -> dict[str, Backend]:
     """The backends of the replicas that have loaded the model's present revision, by the replica's name."""
-    current = (one for one in overview.replicas if one.revision == overview.revision)
-    return {one.replica: one.backend for one in current if one.backend is not None}
+    current = (replica for replica in overview.replicas if replica.revision == overview.revision)
+    return {replica.replica: replica.backend for replica in current if replica.backend is not None}
 
 
 def check_weights(overview: model_overviews.Overview, checks: Checks) -> None:
@@ -124,7 +124,10 @@ def check_weights(overview: model_overviews.Overview, checks: Checks) -> None:
 
 def check_backends(overview: model_overviews.Overview, checks: Checks) -> None:
     """The kernels that the replicas chose are the same."""
-    kinds = {(tuple(one.kernels), one.collective, one.dtype): name for name, one in backends_of(overview).items()}
+    kinds = {
+        (tuple(backend.kernels), backend.collective, backend.dtype): name
+        for name, backend in backends_of(overview).items()
+    }
     words = {
         name: f"{dtype}, {', '.join(kernels)}" + (f", ranks over {collective}" if collective else "")
         for (kernels, collective, dtype), name in kinds.items()
@@ -170,7 +173,7 @@ def check_faults(
     """Replicas that fail again and again, though each failure is repaired."""
     since = now_ms() - WITHIN_MS
     for replica in overview.replicas:
-        recent = [one for one in faults.get((overview.model, replica.replica), []) if one.epoch > since]
+        recent = [poison for poison in faults.get((overview.model, replica.replica), []) if poison.epoch > since]
         if len(recent) >= FAULTS:
             last = recent[0]
             message = f"{replica.replica} had {len(recent)} faults in an hour, at last {last.kind}: {last.message}"
@@ -186,5 +189,5 @@ def check_faults(
 def check_letters(model: str, count: int, checks: Checks) -> None:
     if count:
         remedy = f"See their causes with `furrow dead list {model}`; `furrow dead retry` and `drop` take one away."
-        what = "request" if count == 1 else "requests"
-        checks.warning("dead letters", f"{count} {what} crashed the group when run alone", remedy)
+        noun = "request" if count == 1 else "requests"
+        checks.warning("dead letters", f"{count} {noun} crashed the group when run alone", remedy)

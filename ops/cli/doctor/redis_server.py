@@ -40,13 +40,13 @@ class RedisOutcome:
     findings: list[Finding] = field(default_factory=list[Finding])
 
 
-def check_redis(named: str) -> RedisOutcome:
+def check_redis(reference: str) -> RedisOutcome:
     """`named` is a URL, or a file that holds it. Raises SettingsError for one that can't be read."""
-    client = connect(named)
-    where = address(client)
+    client = connect(reference)
+    server_address = address(client)
     outcome = RedisOutcome(client)
-    checks = Checks("redis", where)
-    if where.startswith("rediss"):
+    checks = Checks("redis", server_address)
+    if server_address.startswith("rediss"):
         _check_tls(client, checks)
     try:
         _check_connection(client, checks)
@@ -55,7 +55,7 @@ def check_redis(named: str) -> RedisOutcome:
             own = Checks("redis", address(server))
             _check_server(server, own, clustered)
             checks.findings += own.findings
-        if replicas := [one for one in checks.findings if one.check == "role" and one.level == "error"]:
+        if replicas := [finding for finding in checks.findings if finding.check == "role" and finding.level == "error"]:
             outcome.findings = replicas  # all else that goes wrong follows from it
             return outcome
         trip = measure_round_trip(client)
@@ -111,38 +111,38 @@ def _described(error: Exception, greeting: str) -> tuple[str, str]:
     """An error of the first commands, and its remedy."""
     while isinstance(error, RedisUnavailable) and isinstance(error.__cause__, Exception):
         error = error.__cause__
-    said = str(error) or type(error).__name__
+    text = str(error) or type(error).__name__
     if isinstance(error, redis_errors.AuthenticationError):
         return (
-            f"the server refused the password: {said}",
+            f"the server refused the password: {text}",
             "Put the right one into the URL: redis://:PASSWORD@HOST:PORT/0, for an ACL user redis://USER:PASSWORD@HOST:PORT/0.",
         )
-    if "certificate" in said.lower() or "ssl" in said.lower():
-        return f"no TLS connection: {said}", "See the certificate above; a server without TLS has a URL of redis://."
+    if "certificate" in text.lower() or "ssl" in text.lower():
+        return f"no TLS connection: {text}", "See the certificate above; a server without TLS has a URL of redis://."
     if isinstance(error, redis_errors.BusyLoadingError):
         return "the server loads its data", "Wait until it is done: `redis-cli INFO persistence`."
-    if said.startswith("BUSY "):
+    if text.startswith("BUSY "):
         return (
-            f"a script of another program keeps the server from all else: {said}",
+            f"a script of another program keeps the server from all else: {text}",
             "Run `redis-cli SCRIPT KILL`. Where that is refused, as the script has written, run `redis-cli SHUTDOWN "
             "NOSAVE` and start the server again, with its append-only file. Give Furrow a server of its own.",
         )
-    if "Timeout reading" in said:
+    if "Timeout reading" in text:
         return (
-            f"the server accepts connections and does not answer: {said}",
+            f"the server accepts connections and does not answer: {text}",
             "On its machine, `ps -o pid,stat -C valkey-server,redis-server` shows T for a stopped process (`kill -CONT "
             "PID`) and D for one that waits for its disk. A `CLIENT PAUSE` ends by itself.",
         )
     if isinstance(error, redis_errors.ResponseError):
-        return f"the server refuses the first commands: {said}", "Its log and its documentation have the reason."
-    if "max number of clients" in f"{said} {greeting}":
+        return f"the server refuses the first commands: {text}", "Its log and its documentation have the reason."
+    if "max number of clients" in f"{text} {greeting}":
         return (
             "the server refuses connections: as many clients as its maxclients allows are connected",
             "End a client that is not needed, then run `redis-cli CONFIG SET maxclients N` with twice the number at "
             "once, and write it into the server's configuration file; `redis-cli CLIENT LIST` shows who is connected.",
         )
     remedy = "Start it, or correct REDIS_URL or --redis: `redis-cli -h HOST -p PORT PING` must answer PONG here."
-    return f"Redis can't be reached: {said}", remedy
+    return f"Redis can't be reached: {text}", remedy
 
 
 def _check_tls(client: SyncRedis, checks: Checks) -> None:
@@ -156,9 +156,9 @@ def _check_tls(client: SyncRedis, checks: Checks) -> None:
         try:
             trusted = ssl.create_default_context(cafile=kwargs.get("ssl_ca_certs"), capath=kwargs.get("ssl_ca_path"))
         except OSError as error:  # SSLError included: the file holds no certificate
-            named = kwargs.get("ssl_ca_certs") or kwargs.get("ssl_ca_path")
+            authorities = kwargs.get("ssl_ca_certs") or kwargs.get("ssl_ca_path")
             remedy = "Correct `ssl_ca_certs` in the URL: a file with the authority's certificate in PEM."
-            checks.error("certificate", f"the authorities in {named} can't be read: {error}", remedy)
+            checks.error("certificate", f"the authorities in {authorities} can't be read: {error}", remedy)
             return
         trusted.check_hostname = bool(kwargs.get("ssl_check_hostname", True))
         if kwargs.get("ssl_cert_reqs") in ("none", ssl.CERT_NONE):
@@ -303,9 +303,9 @@ _KEYS = ("text", "other", "hash", "set", "zset", "stream")
 def check_rights(client: SyncRedis, checks: Checks) -> bool:
     """True if Furrow can work with the user's rights, on a server that takes writes. Raises RedisUnavailable."""
     key = f"{PREFIX}{{doctor}}:{uuid.uuid4().hex}"
-    if said := _refused_write(client, f"{key}:text"):
-        remedy = next(remedy for word, remedy in REFUSED_WRITES.items() if word in said)
-        checks.error("writes", f"the server refuses writes: {said}", remedy)
+    if refusal := _refused_write(client, f"{key}:text"):
+        remedy = next(remedy for word, remedy in REFUSED_WRITES.items() if word in refusal)
+        checks.error("writes", f"the server refuses writes: {refusal}", remedy)
         return False
     denied = _denied(client, key)
     denied |= _subscribing(client, f"{key}:events")
@@ -314,7 +314,7 @@ def check_rights(client: SyncRedis, checks: Checks) -> bool:
     if not denied:
         checks.ok("rights", "the user may run every command on Furrow's keys")
         return True
-    commands = sorted(name.lower() for name, what in denied.items() if what == "command")
+    commands = sorted(name.lower() for name, right in denied.items() if right == "command")
     words = [f"+{name}" for name in commands]
     subjects = [f"the command{'s' if len(commands) > 1 else ''} {', '.join(commands)}"] if commands else []
     if "key" in denied.values():
@@ -350,8 +350,8 @@ def _denied(client: SyncRedis, key: str) -> dict[str, str]:
     if isinstance(answer, Exception):
         return _refusal("EVAL", answer)
     refusals: dict[str, str] = {}
-    for name, said in zip(PROBES, answer, strict=True):
-        refusals |= _refusal(name, redis_errors.ResponseError(said))
+    for name, refusal_text in zip(PROBES, answer, strict=True):
+        refusals |= _refusal(name, redis_errors.ResponseError(refusal_text))
     return refusals
 
 
@@ -367,8 +367,8 @@ def _refusal(command: str, answer: Any) -> dict[str, str]:
     """The right that an error names; empty for any other answer."""
     if not isinstance(answer, RedisDenied) and not (isinstance(answer, Exception) and lacks_right(answer)):
         return {}
-    said = str(answer).lower()
-    return {command: "channel" if "channel" in said else "key" if "key" in said else "command"}
+    text = str(answer).lower()
+    return {command: "channel" if "channel" in text else "key" if "key" in text else "command"}
 
 
 def _subscribing(client: SyncRedis, channel: str) -> dict[str, str]:

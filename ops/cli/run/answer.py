@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 
 @dataclass
-class Figures:
+class AnswerFigures:
     """Times in seconds from the request; tokens as the farm counts them."""
 
     first_s: float = 0.0
@@ -48,7 +48,7 @@ class Figures:
         return (self.tokens - 1) / seconds if self.tokens > 1 and seconds > 0 else None
 
 
-class Answer:
+class StreamedAnswer:
     """Iterate over its pieces; `text`, `finish`, `error` and `figures` are those so far. Call `close` at the end."""
 
     def __init__(self, http: httpx.Client, path: str, body: dict[str, Any]) -> None:
@@ -56,7 +56,7 @@ class Answer:
         self.finish = ""
         self.error = ""
         """The reason for which the answer did not come to its end."""
-        self.figures = Figures()
+        self.figures = AnswerFigures()
         self._http = http
         self._path = path
         self._body = body

@@ -18,10 +18,10 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from control.errors import FurrowError, SettingsError
 from control.operations.local_farms import state_folder
 from ops.cli.progress import Stage, Waiting
-from ops.cli.run.answer import Answer, Piece
+from ops.cli.run.answer import Piece, StreamedAnswer
 from ops.cli.run.commands import TABLE, Commands, Stats, in_words
 from ops.cli.run.conversation import Conversation
-from ops.cli.run.served import Api, Served
+from ops.cli.run.served import Api, ServedModel
 from ops.cli.tables import duration, fit, plain
 
 PROMPT = ">>> "
@@ -122,7 +122,7 @@ SAMPLING = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.05}
 """llama.cpp's, for a model without sampling defaults: OpenAI's temperature of 1 is too high for small models."""
 
 
-def begin(served: Served, system: str = "", assigned: dict[str, Any] | None = None) -> Conversation:
+def begin(served: ServedModel, system: str = "", assigned: dict[str, Any] | None = None) -> Conversation:
     """An empty conversation with the settings that were given. Raises SettingsError for a system prompt in vain."""
     if system and not served.chat:
         raise SettingsError(f"{served.name} has no chat template, so it takes no system prompt.")
@@ -130,7 +130,7 @@ def begin(served: Served, system: str = "", assigned: dict[str, Any] | None = No
     return Conversation(model=served.name, chat=served.chat, system=system, settings=defaults | (assigned or {}))
 
 
-def talk(api: Api, served: Served, conversation: Conversation, terminal: Terminal) -> None:
+def talk(api: Api, served: ServedModel, conversation: Conversation, terminal: Terminal) -> None:
     """Read, answer and print until /bye or Ctrl-D."""
     stats = Stats()
     commands = Commands(served, api.url, conversation, stats)
@@ -181,7 +181,7 @@ def _turn(api: Api, conversation: Conversation, stats: Stats, text: str) -> None
     click.secho(f"[{note}{cut}]", dim="NO_COLOR" not in os.environ)
 
 
-def pieces_of(answer: Answer) -> Iterator[Piece]:
+def pieces_of(answer: StreamedAnswer) -> Iterator[Piece]:
     """The pieces of an answer with text. While its request waits its place in the queue is shown on standard error."""
     with Waiting() as waiting:
         for piece in answer:
@@ -193,7 +193,7 @@ def pieces_of(answer: Answer) -> Iterator[Piece]:
             yield piece
 
 
-def _print(answer: Answer) -> None:
+def _print(answer: StreamedAnswer) -> None:
     thinking = False
     for piece in pieces_of(answer):
         if thinking and not piece.reasoning:

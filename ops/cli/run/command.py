@@ -25,7 +25,7 @@ from ops.cli.options import model_options
 from ops.cli.run.chat import answer_once, begin, interactive, talk, terminal
 from ops.cli.run.conversation import read_setting
 from ops.cli.run.own_farm import OwnFarm
-from ops.cli.run.served import Api, HttpFarm, RedisFarm, Served, wait_until_served
+from ops.cli.run.served import Api, HttpFarm, RedisFarm, ServedModel, wait_until_served
 from ops.cli.tables import echo_line
 from ops.common.engine_options import ENGINE_OPTIONS, engine_environment, engine_options
 from ops.demo import MODEL_DIR
@@ -94,7 +94,9 @@ def run(
         sys.exit(1)
 
 
-def _through_api(url: str, key_file: Path | None, spec: ModelSpec, model: str, stack: ExitStack) -> tuple[Api, Served]:
+def _through_api(
+    url: str, key_file: Path | None, spec: ModelSpec, model: str, stack: ExitStack
+) -> tuple[Api, ServedModel]:
     api = stack.enter_context(Api(url, _key(key_file)))
     farm = HttpFarm(api)
     added = farm.desire(spec, model)
@@ -104,14 +106,16 @@ def _through_api(url: str, key_file: Path | None, spec: ModelSpec, model: str, s
         return api, wait_until_served(farm, api, spec)
 
 
-def _by_redis(named: str | None, verbose: bool, spec: ModelSpec, model: str, stack: ExitStack) -> tuple[Api, Served]:
+def _by_redis(
+    redis: str | None, verbose: bool, spec: ModelSpec, model: str, stack: ExitStack
+) -> tuple[Api, ServedModel]:
     """A farm's Redis with an API process of our own, or all of a private farm."""
-    named = named or redis_url_from_environment() or _serving_here(spec)
-    own = OwnFarm(redis_reference(named) if named else None, verbose, _say)
+    redis = redis or redis_url_from_environment() or _serving_here(spec)
+    own = OwnFarm(redis_reference(redis) if redis else None, verbose, _say)
     farm = None
     added = False
-    if named:
-        farm = RedisFarm(connect_to_farm(named))
+    if redis:
+        farm = RedisFarm(connect_to_farm(redis))
         added = farm.desire(spec, model)
         if added:
             _say(_stays(spec, farm))
@@ -163,10 +167,10 @@ def _stays(spec: ModelSpec, farm: RedisFarm | HttpFarm) -> str:
 def _settings(assigned: tuple[str, ...]) -> dict[str, Any]:
     """Raises SettingsError naming the parameter."""
     parameters: dict[str, Any] = {}
-    for one in assigned:
-        name, separator, value = one.partition("=")
+    for text in assigned:
+        name, separator, value = text.partition("=")
         if not separator:
-            raise SettingsError(f"--set {one}: write NAME=VALUE, such as temperature=0")
+            raise SettingsError(f"--set {text}: write NAME=VALUE, such as temperature=0")
         parameters[name.strip()] = read_setting(name.strip(), value.strip())
     return parameters
 
@@ -215,8 +219,8 @@ def end_in_order() -> None:
     """Let SIGTERM and SIGHUP end the command as Ctrl-D does: the processes that it started are stopped in order."""
 
     def end(number: int, _frame: FrameType | None) -> None:
-        for one in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(one, signal.SIG_IGN)
+        for ending in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(ending, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from control.errors import SettingsError
-from ops.cli.run.answer import Figures
+from ops.cli.run.answer import AnswerFigures
 from ops.cli.run.conversation import NAMES, Conversation, check_setting, read_setting
-from ops.cli.run.served import Served
+from ops.cli.run.served import ServedModel
 
 DEFAULT = "default"
 
@@ -23,9 +23,9 @@ class Stats:
     answers: int = 0
     prompt_tokens: int = 0
     tokens: int = 0
-    last: Figures = field(default_factory=Figures)
+    last: AnswerFigures = field(default_factory=AnswerFigures)
 
-    def add(self, figures: Figures) -> None:
+    def add(self, figures: AnswerFigures) -> None:
         """Count one answer."""
         self.answers, self.last = self.answers + 1, figures
         self.prompt_tokens += figures.prompt_tokens
@@ -36,7 +36,7 @@ class Stats:
 class Commands:
     """Carries out commands on a conversation; each returns the lines to print."""
 
-    served: Served
+    served: ServedModel
     address: str
     conversation: Conversation
     stats: Stats
@@ -66,7 +66,7 @@ class Commands:
         text = text.strip()
         assigned = self.conversation.settings
         if not name:
-            return "\n".join(f"  {one}: {_shown(assigned, one)}" for one in NAMES)
+            return "\n".join(f"  {parameter}: {_shown(assigned, parameter)}" for parameter in NAMES)
         if name not in NAMES:
             check_setting(name, None)
         if text == DEFAULT:
@@ -85,16 +85,16 @@ class Commands:
 
     def show(self, rest: str) -> str:
         """Describe the model and the conversation."""
-        one = self.conversation
-        assigned = ", ".join(f"{name} {json.dumps(value)}" for name, value in one.settings.items())
+        conversation = self.conversation
+        assigned = ", ".join(f"{name} {json.dumps(value)}" for name, value in conversation.settings.items())
         lines = [
             f"  model: {self.served.name}"
             + ("" if self.served.chat else " (no chat template: it continues each text)"),
             f"  context: {self.served.context or 'unknown'} tokens",
             f"  API: {self.address}",
-            f"  system: {one.system or 'none'}",
+            f"  system: {conversation.system or 'none'}",
             f"  settings: {assigned or 'those of the model'}",
-            f"  messages: {len(one.messages)}",
+            f"  messages: {len(conversation.messages)}",
         ]
         return "\n".join(lines)
 
@@ -141,7 +141,7 @@ TABLE = {
 }
 
 
-def in_words(figures: Figures) -> str:
+def in_words(figures: AnswerFigures) -> str:
     """As `24 tokens, 38.2 tokens/s, first after 0.21 s`."""
     rate = f", {figures.rate:.1f} tokens/s" if figures.rate is not None else ""
     word = "token" if figures.tokens == 1 else "tokens"

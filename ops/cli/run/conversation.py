@@ -72,9 +72,9 @@ def _stops(text: str) -> Any:
 
 def _checked_stops(value: Any) -> list[str]:
     texts = value if isinstance(value, list) else []
-    if not texts or not all(isinstance(one, str) and one for one in texts):
+    if not texts or not all(isinstance(text, str) and text for text in texts):
         raise SettingsError("'stop' is a text, or a JSON list of texts such as " + r'["\n\n", "END"]' + ".")
-    if len(texts) > MOST_STOPS or any(len(one) > LONGEST_STOP for one in texts):
+    if len(texts) > MOST_STOPS or any(len(text) > LONGEST_STOP for text in texts):
         raise SettingsError(f"'stop' may have {MOST_STOPS} texts of {LONGEST_STOP} characters.")
     return texts
 

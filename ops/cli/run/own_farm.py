@@ -102,8 +102,8 @@ class OwnFarm:
         """Start, restart and stop the processes in one thread: on Linux a child dies with its thread."""
         with ExitStack() as stack:
             log = None if self._verbose else stack.enter_context((self._folder / "log").open("ab"))
-            named = {"FURROW_REDIS_URL": self.redis, REDIS_AWAITED: "1" if self._private else "0"}
-            environment = {**named, "FURROW_METRICS": "off", **demo_environment()}
+            redis_settings = {"FURROW_REDIS_URL": self.redis, REDIS_AWAITED: "1" if self._private else "0"}
+            environment = {**redis_settings, "FURROW_METRICS": "off", **demo_environment()}
             supervisor = Supervisor({**environment, FIXED_KEYS_VARIABLE: self.key}, self._note, log)
             stack.callback(supervisor.stop, self._hurry.is_set)
             try:

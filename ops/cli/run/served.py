@@ -19,7 +19,7 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.replicas import model_overviews
 from ops.cli.progress import Stage, Waiting, stage_here, stage_of
-from ops.cli.run.answer import Answer, message_of
+from ops.cli.run.answer import StreamedAnswer, message_of
 from ops.cli.run.conversation import Conversation
 from ops.client import ResumingTransport
 
@@ -98,10 +98,10 @@ class Api:
                 return None
             raise
 
-    def answer(self, conversation: Conversation, text: str) -> Answer:
+    def answer(self, conversation: Conversation, text: str) -> StreamedAnswer:
         """Ask, and stream the answer."""
         path = "/v1/chat/completions" if conversation.chat else "/v1/completions"
-        return Answer(self._resuming, path, conversation.request(text))
+        return StreamedAnswer(self._resuming, path, conversation.request(text))
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -114,8 +114,8 @@ SILENCE_S = 120.0
 
 
 class Silence:
-    """Redis that does not answer is waited for, and an API that does not, or only with 502 to 504, as it or the proxy
-    before it has no farm; the wait has an end."""
+    """Limits the wait for Redis or an API that does not answer. An answer with status 502 to 504 is none: the API
+    or the proxy before it has no farm."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -218,7 +218,7 @@ class HttpFarm:
 
     def names(self) -> list[str]:
         """As RedisFarm's."""
-        return [str(one["id"]) for one in self._api.ask("GET", "/v1/models")["data"]]
+        return [str(card["id"]) for card in self._api.ask("GET", "/v1/models")["data"]]
 
     def stage(self, model: str) -> Stage | None:
         """As RedisFarm's. An API that does not answer is waited for, as Silence has it."""
@@ -252,7 +252,7 @@ class HttpFarm:
         except (ApiRefused, msgspec.ValidationError, KeyError):
             self._operator = False
             return None
-        return next((stage_of(one) for one in overviews if one.model == model), None)
+        return next((stage_of(overview) for overview in overviews if overview.model == model), None)
 
 
 _LOADED = (
@@ -282,7 +282,7 @@ _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "do_sample"}
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """A model as its API describes it. `chat`: it has a chat template; `sampling`: it has sampling defaults."""
 
     name: str
@@ -293,7 +293,7 @@ class Served:
 
 def wait_until_served(
     farm: RedisFarm | HttpFarm, api: Api, spec: ModelSpec, check: Callable[[], None] = lambda: None
-) -> Served:
+) -> ServedModel:
     """Show the progress until the API serves the model. `check` is called in every turn and may raise.
 
     Raises ModelUnavailable, and FurrowError for a model that does not answer in text, and for an API that does not
@@ -313,7 +313,7 @@ def wait_until_served(
     info = api.tokenizer_info(spec.name)
     chat = info is None or bool(info.get("chat_template"))
     sampling = info is None or bool(_SAMPLING & info.get("generation_config", {"temperature": 1}).keys())
-    return Served(spec.name, chat, card.get("max_model_len"), sampling)
+    return ServedModel(spec.name, chat, card.get("max_model_len"), sampling)
 
 
 def _card(api: Api, model: str, silence: Silence) -> dict[str, Any] | None:

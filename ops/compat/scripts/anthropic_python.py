@@ -7,15 +7,11 @@ from typing import Any, Literal
 
 import anthropic
 import pydantic
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, check, main, messages_loop, refused, undisturbed
+from checks import ASK, BASE_URL, CITY, KEY, LONG, LOOP, MODEL, check, main, messages_loop, refused, undisturbed
 
 client = anthropic.Anthropic(base_url=BASE_URL.removesuffix("/v1"), api_key=KEY, max_retries=0, timeout=60)
 GREEDY = {"temperature": 0}
-ASK: Any = [{"role": "user", "content": "What is a poisoned replica?"}]
-WEATHER: Any = {
-    "name": "get_weather",
-    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-}
+WEATHER: Any = {"name": "get_weather", "input_schema": CITY}
 
 
 def ask(**fields: Any) -> Any:
@@ -73,12 +69,14 @@ def tools() -> None:
 
 @check("structured output, parsed")
 def structured() -> None:
-    class Reading(pydantic.BaseModel):
+    class ReplicaState(pydantic.BaseModel):
         state: Literal["healthy", "poisoned"]
         ranks: int
 
-    answer = client.messages.parse(model=MODEL, messages=ASK, max_tokens=200, output_format=Reading, extra_body=GREEDY)
-    assert isinstance(answer.parsed_output, Reading)
+    answer = client.messages.parse(
+        model=MODEL, messages=ASK, max_tokens=200, output_format=ReplicaState, extra_body=GREEDY
+    )
+    assert isinstance(answer.parsed_output, ReplicaState)
 
 
 @check("the tool runner")
@@ -101,8 +99,8 @@ def runner() -> None:
 
 @check(LOOP)
 def loop() -> None:
-    def ask(said: list[Any]) -> Any:
-        with client.messages.stream(model=MODEL, messages=said, tools=[WEATHER], max_tokens=400) as stream:
+    def ask(messages: list[Any]) -> Any:
+        with client.messages.stream(model=MODEL, messages=messages, tools=[WEATHER], max_tokens=400) as stream:
             return stream.get_final_message()
 
     messages_loop(ask)
@@ -117,8 +115,8 @@ def models() -> None:
 
 @undisturbed()
 def texts() -> Iterator[str]:
-    said: Any = [{"role": "user", "content": LONG}]
-    with client.messages.stream(model=MODEL, messages=said, max_tokens=150, extra_body=GREEDY) as stream:
+    messages: Any = [{"role": "user", "content": LONG}]
+    with client.messages.stream(model=MODEL, messages=messages, max_tokens=150, extra_body=GREEDY) as stream:
         yield from stream.text_stream
 
 

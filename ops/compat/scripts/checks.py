@@ -31,6 +31,11 @@ FAULTS = {"stopped leader": "pause", "killed leader": "kill"}
 LOOP = "two turns and a tool loop, default settings"
 ORDERED = "a tool call, its result, and a second turn"
 """The check of an agent on the model that takes orders."""
+ASK: Any = [{"role": "user", "content": "What is a poisoned replica?"}]
+CITY: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+"""The parameters of the tool `get_weather`."""
+WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
+"""The tool, as chat completions have it."""
 TURNS = ("What is the weather in Paris?", "What is 2 + 3?")
 ROUNDS = 4
 """Answers that a turn may take: calls of tools, then the text."""
@@ -63,8 +68,8 @@ def undisturbed(name: str = "") -> Callable[[Callable[[], Any]], Callable[[], An
             async def same(fault: str = fault) -> None:
                 whole = "".join([text async for text in _each(texts())])
                 for _ in range(ATTEMPTS):
-                    said, hit = await _disturbed(texts(), fault)
-                    assert said == whole, f"{said!r} is not {whole!r}"
+                    answer, hit = await _disturbed(texts(), fault)
+                    assert answer == whole, f"{answer!r} is not {whole!r}"
                     if hit:
                         return
                 raise AssertionError("each answer had ended before the fault")
@@ -76,17 +81,17 @@ def undisturbed(name: str = "") -> Callable[[Callable[[], Any]], Callable[[], An
 
 async def _disturbed(texts: Any, fault: str) -> tuple[str, bool]:
     """The text of a stream with a fault in its middle; False where the stream did not wait for a leader after it."""
-    said = ""
+    answer = ""
     leader = 0
     at = 0.0
     async for text in _each(texts):
-        said += text
-        if not leader and len(said) > 5:
+        answer += text
+        if not leader and len(answer) > 5:
             leader = inject(fault)
             at = time.monotonic()
     if fault == "kill":
-        return said, inject("") != leader
-    return said, leader > 0 and time.monotonic() - at > 0.5
+        return answer, inject("") != leader
+    return answer, leader > 0 and time.monotonic() - at > 0.5
 
 
 async def _each(texts: Iterable[str] | AsyncIterable[str]) -> Any:
@@ -154,12 +159,12 @@ def tool_loop(ask: Callable[[list[Any]], Turn], user: Callable[[str], Any] = use
     for text in TURNS:
         messages.append(user(text))
         for _ in range(ROUNDS):
-            answer, results, said = ask(messages)
+            answer, results, content = ask(messages)
             messages += [*answer, *results]
             if not results:
                 break
             called = True
-        assert said and not results, messages
+        assert content and not results, messages
     assert called, messages
 
 
@@ -215,8 +220,8 @@ def tell(title: str, ok: bool, detail: str = "") -> None:
 
 def main() -> None:
     """Run all checks in their order; of a run about a form those of ORDERED, under the name of the form."""
-    chosen = {f"{FORM}: {title}": check for title, check in _checks.items() if title.endswith(ORDERED)}
-    for title, function in (chosen if FORM else _checks).items():
+    of_form = {f"{FORM}: {title}": check for title, check in _checks.items() if title.endswith(ORDERED)}
+    for title, function in (of_form if FORM else _checks).items():
         try:
             step = function()
             if inspect.iscoroutine(step):

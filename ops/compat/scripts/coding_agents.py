@@ -147,14 +147,14 @@ AGENTS = {
 AGENT = AGENTS[CLIENT]
 
 
-class Place:
+class AgentProject:
     """An agent in a folder; `project` is the working directory of every call."""
 
     def __init__(self, folder: Path) -> None:
         self.project = folder / "project"
         home = folder / "home"
-        for one in (home, self.project):
-            one.mkdir()
+        for directory in (home, self.project):
+            directory.mkdir()
         for path, content in AGENT.files.items():
             (folder / path).parent.mkdir(exist_ok=True)
             (folder / path).write_text(content)
@@ -174,20 +174,20 @@ class Place:
 
     def _run(self, command: tuple[str, ...]) -> str:
         """The standard output. Raises AssertionError with the program's last words where it fails or takes too long."""
-        where = {"cwd": self.project, "env": self._environment, "timeout": LIMIT_S}
+        settings = {"cwd": self.project, "env": self._environment, "timeout": LIMIT_S}
         try:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, **where)
+            process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, **settings)
         except subprocess.TimeoutExpired as error:
             raise AssertionError(f"no end within {LIMIT_S:g} s: {str(error.stdout or error.stderr)[-200:]}") from error
-        assert done.returncode == 0, (done.stderr + done.stdout)[-280:]
-        return done.stdout
+        assert process.returncode == 0, (process.stderr + process.stdout)[-280:]
+        return process.stdout
 
 
 @contextmanager
-def prepared() -> Iterator[Place]:
+def prepared() -> Iterator[AgentProject]:
     assert SCRIPTED_URL, "it needs the farm whose model takes orders"
     with tempfile.TemporaryDirectory(prefix="furrow-agent-") as folder:
-        yield Place(Path(folder))
+        yield AgentProject(Path(folder))
 
 
 @check(ORDERED)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 ASK: Any = [{"role": "user", "content": "Is a poisoned replica healthy?"}]
 
 
-class Answer(BaseModel):
+class Verdict(BaseModel):
     ok: bool
 
 
@@ -21,13 +21,13 @@ class Story(BaseModel):
     text: str = Field(json_schema_extra={"minLength": 200, "maxLength": 200})
 
 
-def ask(mode: instructor.Mode) -> Answer:
+def ask(mode: instructor.Mode) -> Verdict:
     inner = openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0)
     client = instructor.from_openai(inner, mode=mode)
     return client.chat.completions.create(
         model=MODEL,
         messages=ASK,
-        response_model=Answer,
+        response_model=Verdict,
         max_retries=0,
         max_tokens=200,
         temperature=0,
@@ -37,12 +37,12 @@ def ask(mode: instructor.Mode) -> Answer:
 
 @check("an object by a required tool")
 def tools() -> None:
-    assert isinstance(ask(instructor.Mode.TOOLS), Answer)
+    assert isinstance(ask(instructor.Mode.TOOLS), Verdict)
 
 
 @check("an object by a JSON schema")
 def schema() -> None:
-    assert isinstance(ask(instructor.Mode.JSON_SCHEMA), Answer)
+    assert isinstance(ask(instructor.Mode.JSON_SCHEMA), Verdict)
 
 
 @check("two turns by a tool, default settings")
@@ -53,15 +53,15 @@ def turns() -> None:
         city: str
 
     client = instructor.from_openai(openai.OpenAI(base_url=BASE_URL, api_key=KEY))
-    said: Any = [{"role": "user", "content": TURNS[0]}]
-    place, answer = client.chat.completions.create_with_completion(model=MODEL, messages=said, response_model=City)
+    messages: Any = [{"role": "user", "content": TURNS[0]}]
+    place, answer = client.chat.completions.create_with_completion(model=MODEL, messages=messages, response_model=City)
     [call] = answer.choices[0].message.tool_calls
-    said += [
+    messages += [
         answer.choices[0].message.model_dump(),
         {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
     ]
-    said.append({"role": "user", "content": "What is the weather in Oslo?"})
-    assert place.city and client.chat.completions.create(model=MODEL, messages=said, response_model=City).city
+    messages.append({"role": "user", "content": "What is the weather in Oslo?"})
+    assert place.city and client.chat.completions.create(model=MODEL, messages=messages, response_model=City).city
 
 
 def story() -> str:

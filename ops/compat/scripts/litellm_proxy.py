@@ -83,8 +83,8 @@ with proxy() as url:
     def loop() -> None:
         weather: Any = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
 
-        def ask(said: list[Any]) -> Any:
-            return client.chat.completions.create(model="farm", messages=said, tools=[weather]).choices[0].message
+        def ask(messages: list[Any]) -> Any:
+            return client.chat.completions.create(model="farm", messages=messages, tools=[weather]).choices[0].message
 
         chat_loop(ask)
 
@@ -93,8 +93,8 @@ with proxy() as url:
         """The proxy translates Messages itself."""
         weather: Any = {"name": "get_weather", "input_schema": PARAMETERS}
 
-        def ask(said: list[Any]) -> Any:
-            return claude.messages.create(model="farm", messages=said, tools=[weather], max_tokens=400)
+        def ask(messages: list[Any]) -> Any:
+            return claude.messages.create(model="farm", messages=messages, tools=[weather], max_tokens=400)
 
         messages_loop(ask)
 
@@ -106,9 +106,9 @@ with proxy() as url:
 
     @undisturbed()
     def texts() -> Iterator[str]:
-        said: Any = [{"role": "user", "content": LONG}]
+        messages: Any = [{"role": "user", "content": LONG}]
         fields: Any = {"max_tokens": 150, "temperature": 0, "stream": True}
-        for chunk in client.chat.completions.create(model="farm", messages=said, **fields):
+        for chunk in client.chat.completions.create(model="farm", messages=messages, **fields):
             yield (chunk.choices[0].delta.content or "") if chunk.choices else ""
 
     main()

@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import litellm
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, chat_loop, check, main, refused, terse, undisturbed
+from checks import ASK, BASE_URL, KEY, LONG, LOOP, MODEL, WEATHER, chat_loop, check, main, refused, terse, undisturbed
 
-ASK = [{"role": "user", "content": "What is a poisoned replica?"}]
 WHERE: Any = {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": KEY, "num_retries": 0, "temperature": 0}
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
 
 
 @check("a chat, whole and streamed")
@@ -32,8 +29,8 @@ async def asynchronous() -> None:
 
 @check("a text completion")
 def completion() -> None:
-    where = WHERE | {"model": f"text-completion-openai/{MODEL}"}
-    assert litellm.text_completion(prompt="One two three", max_tokens=6, **where).choices[0].text
+    settings = WHERE | {"model": f"text-completion-openai/{MODEL}"}
+    assert litellm.text_completion(prompt="One two three", max_tokens=6, **settings).choices[0].text
 
 
 @check("errors as litellm's exceptions")
@@ -53,8 +50,8 @@ def tools() -> None:
 @check(LOOP)
 def loop() -> None:
     """The answers are sent back as litellm made them, with the fields that it adds."""
-    where = {key: WHERE[key] for key in ("model", "api_base", "api_key")}
-    chat_loop(lambda said: litellm.completion(messages=said, tools=[WEATHER], **where).choices[0].message)
+    settings = {key: WHERE[key] for key in ("model", "api_base", "api_key")}
+    chat_loop(lambda messages: litellm.completion(messages=messages, tools=[WEATHER], **settings).choices[0].message)
 
 
 @check("structured output by a JSON schema")
@@ -67,8 +64,8 @@ def structured() -> None:
 
 @undisturbed()
 def texts() -> Iterator[str]:
-    said = [{"role": "user", "content": LONG}]
-    for chunk in litellm.completion(messages=said, max_tokens=150, stream=True, **WHERE):
+    messages = [{"role": "user", "content": LONG}]
+    for chunk in litellm.completion(messages=messages, max_tokens=150, stream=True, **WHERE):
         yield chunk.choices[0].delta.content or ""
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 ASK = [ChatMessage(role="user", content="What is a poisoned replica?")]
 
 
-class Answer(BaseModel):
+class Verdict(BaseModel):
     ok: bool
 
 
@@ -63,7 +63,7 @@ async def loop() -> None:
 @check("an object by a required tool")
 def structured() -> None:
     able = llm(is_function_calling_model=True, max_tokens=200, additional_kwargs={"logit_bias": terse()})
-    assert isinstance(able.as_structured_llm(Answer).complete("Is it so?").raw, Answer)
+    assert isinstance(able.as_structured_llm(Verdict).complete("Is it so?").raw, Verdict)
 
 
 @undisturbed()

@@ -24,12 +24,12 @@ MODELS = f"""\
 
 
 def environment(folder: str) -> dict[str, str]:
-    where = {"OPENAI_API_KEY": KEY}
+    settings = {"OPENAI_API_KEY": KEY}
     if OLLAMA:
-        where = {"OLLAMA_HOST": BASE_URL.removesuffix("/v1"), "OLLAMA_API_KEY": KEY}
+        settings = {"OLLAMA_HOST": BASE_URL.removesuffix("/v1"), "OLLAMA_API_KEY": KEY}
     else:
         (Path(folder) / "extra-openai-models.yaml").write_text(MODELS)
-    return {**os.environ, "LLM_USER_PATH": folder, "PYTHONUNBUFFERED": "1", **where}
+    return {**os.environ, "LLM_USER_PATH": folder, "PYTHONUNBUFFERED": "1", **settings}
 
 
 def command(*words: str, limit: int = 24) -> list[str]:
@@ -38,11 +38,11 @@ def command(*words: str, limit: int = 24) -> list[str]:
 
 
 def run(words: list[str], folder: str) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         words, capture_output=True, text=True, timeout=60, env=environment(folder), stdin=subprocess.DEVNULL
     )
-    assert done.returncode == 0, done.stderr[-280:]
-    return done.stdout.strip()
+    assert process.returncode == 0, process.stderr[-280:]
+    return process.stdout.strip()
 
 
 def ask(folder: str, *words: str, limit: int = 24) -> str:

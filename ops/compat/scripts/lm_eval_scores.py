@@ -61,8 +61,8 @@ def evaluate() -> None:
         options += ["--log_samples", "--output_path", str(folder / "out")]
         environment = {**os.environ, "HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
         command = [sys.executable, "-m", "lm_eval", "run", *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
-        assert done.returncode == 0, done.stderr[-280:]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
+        assert process.returncode == 0, process.stderr[-280:]
         [samples] = (folder / "out").rglob("samples_*.jsonl")
         scores = [score for line in samples.read_text().splitlines() for score in measured(json.loads(line))]
     assert len(scores) == sum(len(document["choices"]) for document in DOCUMENTS)

@@ -33,7 +33,7 @@ def answer() -> None:
 @check("the asynchronous model, in a batch")
 async def asynchronous() -> None:
     answers = await model_of().abatch(["What is a poisoned replica?"] * 3)
-    assert len({one.content for one in answers}) == 1
+    assert len({message.content for message in answers}) == 1
 
 
 @check("a prompt of the completion model")
@@ -43,12 +43,12 @@ def completion() -> None:
 
 @check("structured output")
 def structured() -> None:
-    class Reading(pydantic.BaseModel):
+    class ReplicaState(pydantic.BaseModel):
         state: Literal["healthy", "poisoned"]
         ranks: int
 
-    model = model_of(200).with_structured_output(Reading, method="json_schema")
-    assert isinstance(model.invoke("What is a poisoned replica?"), Reading)
+    model = model_of(200).with_structured_output(ReplicaState, method="json_schema")
+    assert isinstance(model.invoke("What is a poisoned replica?"), ReplicaState)
 
 
 @check(LOOP)

@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 import ollama
 import pydantic
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, RESULT, Turn, check, main, refused, tool_loop, undisturbed
+from checks import ASK, BASE_URL, KEY, LONG, LOOP, MODEL, RESULT, Turn, check, main, refused, tool_loop, undisturbed
 
 HOST = BASE_URL.removesuffix("/v1")
 HEADERS = {"authorization": f"Bearer {KEY}"}
 client = ollama.Client(HOST, headers=HEADERS, timeout=60)
-ASK: Any = [{"role": "user", "content": "What is a poisoned replica?"}]
 SHORT = {"temperature": 0, "num_predict": 24}
 
 
@@ -57,8 +56,8 @@ async def asynchronous() -> None:
 @check("limits, stop strings and seeds")
 def options() -> None:
     assert client.chat(MODEL, ASK, options={"num_predict": 2}).done_reason == "length"
-    said = client.chat(MODEL, ASK, options=SHORT).message.content or ""
-    word = said.split()[2]
+    text = client.chat(MODEL, ASK, options=SHORT).message.content or ""
+    word = text.split()[2]
     cut = client.chat(MODEL, ASK, options=SHORT | {"stop": [word]})
     assert cut.done_reason == "stop" and word not in (cut.message.content or "")
     warm: Any = {"temperature": 1.5, "seed": 7, "num_predict": 24, "num_ctx": 4096}
@@ -67,18 +66,18 @@ def options() -> None:
 
 @check("structured output")
 def structured() -> None:
-    class Reading(pydantic.BaseModel):
+    class ReplicaState(pydantic.BaseModel):
         state: Literal["healthy", "poisoned"]
         ranks: int
 
-    answer = client.chat(MODEL, ASK, format=Reading.model_json_schema(), options={"temperature": 0})
-    Reading.model_validate_json(answer.message.content or "")
+    answer = client.chat(MODEL, ASK, format=ReplicaState.model_json_schema(), options={"temperature": 0})
+    ReplicaState.model_validate_json(answer.message.content or "")
 
 
 @check("log probabilities")
 def scores() -> None:
     answer = client.chat(MODEL, ASK, logprobs=True, top_logprobs=2, options=SHORT)
-    assert answer.logprobs and all(len(one.top_logprobs or []) == 2 for one in answer.logprobs)
+    assert answer.logprobs and all(len(token.top_logprobs or []) == 2 for token in answer.logprobs)
 
 
 @check("errors as the client's exceptions")
@@ -129,8 +128,8 @@ def loop() -> None:
 
 @undisturbed("chat")
 def chat_texts() -> Iterator[str]:
-    said: Any = [{"role": "user", "content": LONG}]
-    for part in client.chat(MODEL, said, options={"temperature": 0, "num_predict": 150}, stream=True):
+    messages: Any = [{"role": "user", "content": LONG}]
+    for part in client.chat(MODEL, messages, options={"temperature": 0, "num_predict": 150}, stream=True):
         yield part.message.content or ""
 
 

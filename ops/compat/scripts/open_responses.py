@@ -33,7 +33,7 @@ WEATHER = {
 DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 
 
-def said(role: str, content: Any, **fields: str) -> dict[str, Any]:
+def turn(role: str, content: Any, **fields: str) -> dict[str, Any]:
     return {"type": "message", "role": role, "content": content} | fields
 
 
@@ -78,41 +78,41 @@ def events(*items: Any, **fields: Any) -> Iterator[dict[str, Any]]:
 
 @check("Basic Text Response")
 def basic() -> None:
-    complete(said("user", "Say hello in three words."))
+    complete(turn("user", "Say hello in three words."))
 
 
 @check("Streaming Response")
 def streaming() -> None:
-    last = list(events(said("user", "Count from 1 to 5.")))[-1]
+    last = list(events(turn("user", "Count from 1 to 5.")))[-1]
     ResponseResource.model_validate(last["response"])
     assert last["response"]["status"] == "completed"
 
 
 @check("System Prompt")
 def system() -> None:
-    complete(said("system", "You are a pirate."), said("user", "Say hello."))
+    complete(turn("system", "You are a pirate."), turn("user", "Say hello."))
 
 
 @check("Multi-turn Conversation")
 def turns() -> None:
-    complete(said("user", "My name is Alice."), said("assistant", "Hello Alice!"), said("user", "What is my name?"))
+    complete(turn("user", "My name is Alice."), turn("assistant", "Hello Alice!"), turn("user", "What is my name?"))
 
 
 @check("Assistant Message Phase")
 def phase() -> None:
-    looking = said("assistant", "I look at the ranks.", phase="commentary")
-    complete(said("user", "Hello"), looking, said("assistant", "Hello!", phase="final_answer"), said("user", "Thanks"))
+    looking = turn("assistant", "I look at the ranks.", phase="commentary")
+    complete(turn("user", "Hello"), looking, turn("assistant", "Hello!", phase="final_answer"), turn("user", "Thanks"))
 
 
 @check("Tool Calling")
 def tools() -> None:
-    response = respond(said("user", "What is the weather in Paris?"), tools=[WEATHER])
+    response = respond(turn("user", "What is the weather in Paris?"), tools=[WEATHER])
     assert "function_call" in [item["type"] for item in response["output"]], response["output"]
 
 
 @check("Tool Calling (Streaming)")
 def streamed_tools() -> None:
-    stream = list(events(said("user", "What is the weather in Paris?"), tools=[WEATHER]))
+    stream = list(events(turn("user", "What is the weather in Paris?"), tools=[WEATHER]))
     kinds = [event["type"] for event in stream]
     items = [(event["type"], event["item"]["type"]) for event in stream if "item" in event]
     for end in ("added", "done"):
@@ -123,9 +123,9 @@ def streamed_tools() -> None:
 
 @check("Function Call Round Trip")
 def roundtrip() -> None:
-    ask = said("user", "What is the weather in Paris?")
-    chosen = {"type": "function", "name": "get_weather"}
-    first = respond(ask, tools=[WEATHER], tool_choice=chosen)
+    ask = turn("user", "What is the weather in Paris?")
+    choice = {"type": "function", "name": "get_weather"}
+    first = respond(ask, tools=[WEATHER], tool_choice=choice)
     [call] = [item for item in first["output"] if item["type"] == "function_call"]
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny, 21 degrees"}
     complete(ask, *first["output"], output, tools=[WEATHER])
@@ -133,24 +133,24 @@ def roundtrip() -> None:
 
 @check("Previous Response ID")
 def previous() -> None:
-    first = complete(said("user", "My name is Alice."))
-    second = complete(said("user", "What is my name?"), previous_response_id=first["id"])
+    first = complete(turn("user", "My name is Alice."))
+    second = complete(turn("user", "What is my name?"), previous_response_id=first["id"])
     assert second["previous_response_id"] == first["id"]
 
 
 @check("Image Input")
 def image() -> None:
     part = {"type": "input_image", "image_url": f"data:image/png;base64,{DOT}"}
-    complete(said("user", [{"type": "input_text", "text": "What do you see?"}, part]))
+    complete(turn("user", [{"type": "input_text", "text": "What do you see?"}, part]))
 
 
 @check("Compaction Endpoint")
 def compaction() -> None:
-    items = [said("user", "My name is Alice."), said("assistant", "Hello Alice!")]
+    items = [turn("user", "My name is Alice."), turn("assistant", "Hello Alice!")]
     compacted = posted("/responses/compact", input=items, prompt_cache_key="a")
     assert compacted["object"] == "response.compaction" and compacted["usage"]["total_tokens"] > 0, compacted
     assert "compaction" in [item["type"] for item in compacted["output"]], compacted
-    complete(*compacted["output"], said("user", "What is my name?"))
+    complete(*compacted["output"], turn("user", "What is my name?"))
 
 
 @check("Compaction Missing Required Model")
@@ -169,7 +169,7 @@ def websocket() -> None:
 
 @undisturbed()
 def texts() -> Iterator[str]:
-    for event in events(said("user", LONG), max_output_tokens=150):
+    for event in events(turn("user", LONG), max_output_tokens=150):
         if event["type"] == "response.output_text.delta":
             yield event["delta"]
 

@@ -40,11 +40,11 @@ for name, model in (("responses", responses), ("chat", chat)):
     async def loop(model: Any = model) -> None:
         cities.clear()
         helper = agent(model(), tools=[get_weather])
-        said = []
+        items = []
         for turn in TURNS:
-            result = await Runner.run(helper, [*said, {"role": "user", "content": turn}], max_turns=4)
+            result = await Runner.run(helper, [*items, {"role": "user", "content": turn}], max_turns=4)
             assert result.final_output, result
-            said = result.to_input_list()
+            items = result.to_input_list()
         assert cities
 
     @check(f"{name}: a streamed tool loop")
@@ -72,8 +72,8 @@ for name, model in (("responses", responses), ("chat", chat)):
         result = await Runner.run(helper, f"Ask for the weather. {call}", max_turns=3)
         assert cities == ["Zürich"], cities
         assert result.final_output == "It is sunny.", result.final_output
-        said = [*result.to_input_list(), {"role": "user", "content": f"Thanks. {order(say='You are welcome.')}"}]
-        streamed = Runner.run_streamed(helper, said, max_turns=2)
+        items = [*result.to_input_list(), {"role": "user", "content": f"Thanks. {order(say='You are welcome.')}"}]
+        streamed = Runner.run_streamed(helper, items, max_turns=2)
         async for _ in streamed.stream_events():
             pass
         assert streamed.final_output == "You are welcome.", streamed.final_output

@@ -8,12 +8,14 @@ from typing import Any
 
 import openai
 from checks import (
+    ASK,
     BASE_URL,
     KEY,
     LONG,
     LOOP,
     MODEL,
     RESULT,
+    WEATHER,
     Turn,
     chat_loop,
     check,
@@ -25,14 +27,6 @@ from checks import (
 )
 
 client = openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0, timeout=60)
-ASK: Any = [{"role": "user", "content": "What is a poisoned replica?"}]
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
 
 
 def ask(**fields: Any) -> Any:
@@ -78,18 +72,18 @@ async def asynchronous() -> None:
 
 @check("n answers, repeated with the same seed")
 def several() -> None:
-    one, two = (ask(n=3, seed=7, temperature=2) for _ in range(2))
-    assert [choice.message.content for choice in one.choices] == [choice.message.content for choice in two.choices]
-    assert [choice.index for choice in one.choices] == [0, 1, 2]
-    assert len({choice.message.content for choice in one.choices}) > 1
+    first, second = (ask(n=3, seed=7, temperature=2) for _ in range(2))
+    assert [choice.message.content for choice in first.choices] == [choice.message.content for choice in second.choices]
+    assert [choice.index for choice in first.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in first.choices}) > 1
 
 
 @check("log probabilities and bytes")
 def logprobs() -> None:
     choice = ask(logprobs=True, top_logprobs=3).choices[0]
     content = choice.logprobs.content
-    said = b"".join(bytes(token.bytes) for token in content)
-    assert said.decode() == choice.message.content, said
+    data = b"".join(bytes(token.bytes) for token in content)
+    assert data.decode() == choice.message.content, data
     assert all(len(token.top_logprobs) == 3 and token.logprob <= 0 for token in content)
 
 
@@ -124,11 +118,11 @@ def stored() -> None:
     answer = ask(store=True, metadata={"use": "compat"})
     chats = client.chat.completions
     assert chats.retrieve(answer.id).choices[0].message.content == answer.choices[0].message.content
-    assert [one.content for one in chats.messages.list(answer.id)] == [ASK[0]["content"]]
-    assert answer.id in [one.id for one in chats.list(metadata={"use": "compat"})]
+    assert [message.content for message in chats.messages.list(answer.id)] == [ASK[0]["content"]]
+    assert answer.id in [chat.id for chat in chats.list(metadata={"use": "compat"})]
     assert chats.update(answer.id, metadata={"use": "other"}).metadata == {"use": "other"}
     assert chats.delete(answer.id).deleted
-    assert answer.id not in [one.id for one in chats.list()]
+    assert answer.id not in [chat.id for chat in chats.list()]
 
 
 @check("completions: several prompts, streamed and whole")
@@ -196,8 +190,8 @@ def results() -> None:
 
 @check(f"chat: {LOOP}")
 def loop() -> None:
-    def ask(said: list[Any]) -> Any:
-        with client.chat.completions.stream(model=MODEL, messages=said, tools=[WEATHER]) as stream:
+    def ask(messages: list[Any]) -> Any:
+        with client.chat.completions.stream(model=MODEL, messages=messages, tools=[WEATHER]) as stream:
             return stream.get_final_completion().choices[0].message
 
     chat_loop(ask)
@@ -260,8 +254,8 @@ def background() -> None:
 
 @check("truncation of a conversation longer than the context")
 def truncated() -> None:
-    said: Any = [{"role": "user", "content": "word " * 70_000}, {"role": "assistant", "content": "word " * 70_000}]
-    long: Any = {"model": MODEL, "input": [*said, {"role": "user", "content": "Hello"}], "max_output_tokens": 8}
+    history: Any = [{"role": "user", "content": "word " * 70_000}, {"role": "assistant", "content": "word " * 70_000}]
+    long: Any = {"model": MODEL, "input": [*history, {"role": "user", "content": "Hello"}], "max_output_tokens": 8}
     error = refused(openai.BadRequestError, lambda: client.responses.create(**long))
     assert error.code == "context_length_exceeded"
     assert client.responses.create(**long, truncation="auto").truncation == "auto"
@@ -272,8 +266,8 @@ COUNT: Any = {"model": MODEL, "stream": True, "temperature": 0}
 
 @undisturbed("chat")
 def chat_texts() -> Iterator[str]:
-    said: Any = [{"role": "user", "content": LONG}]
-    for chunk in client.chat.completions.create(messages=said, max_tokens=150, **COUNT):
+    messages: Any = [{"role": "user", "content": LONG}]
+    for chunk in client.chat.completions.create(messages=messages, max_tokens=150, **COUNT):
         yield chunk.choices[0].delta.content or ""
 
 

@@ -13,7 +13,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=BASE_URL, api_key=KEY))
 
 
-class Answer(BaseModel):
+class Verdict(BaseModel):
     ok: bool
 
 
@@ -57,17 +57,17 @@ def loop() -> None:
 
 @check("output by a required tool")
 def tool_output() -> None:
-    agent = Agent(model, output_type=ToolOutput(Answer))
+    agent = Agent(model, output_type=ToolOutput(Verdict))
     assert isinstance(
-        agent.run_sync("Is it so?", model_settings={"max_tokens": 200, "logit_bias": terse()}).output, Answer
+        agent.run_sync("Is it so?", model_settings={"max_tokens": 200, "logit_bias": terse()}).output, Verdict
     )
 
 
 @check("output by a JSON schema")
 def native_output() -> None:
-    agent = Agent(model, output_type=NativeOutput(Answer))
+    agent = Agent(model, output_type=NativeOutput(Verdict))
     assert isinstance(
-        agent.run_sync("Is it so?", model_settings={"max_tokens": 200, "logit_bias": terse()}).output, Answer
+        agent.run_sync("Is it so?", model_settings={"max_tokens": 200, "logit_bias": terse()}).output, Verdict
     )
 
 

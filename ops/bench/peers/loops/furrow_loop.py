@@ -50,11 +50,11 @@ class FurrowLoop:
             ) as step:
                 pending = sampler.begin(rows, step.forward())
                 step.run_ahead(pending.on_device)
-                chosen = pending.wait()
-                step.agree(chosen.ids)
-            if chosen.failures:
-                raise Failed("; ".join(chosen.failures.values()))
-            sampled = dict(zip(plan.sampled, chosen.ids, strict=True))
+                step_tokens = pending.wait()
+                step.agree(step_tokens.ids)
+            if step_tokens.failures:
+                raise Failed("; ".join(step_tokens.failures.values()))
+            sampled = dict(zip(plan.sampled, step_tokens.ids, strict=True))
             scheduler.update(plan, sampled)
             now = time.monotonic()
             for row in rows:
@@ -66,7 +66,7 @@ class FurrowLoop:
 
 
 def load(setup: Setup) -> FurrowLoop:
-    """As Load. Raises Unavailable."""
+    """As LoadEngine. Raises Unavailable."""
     if setup.tp != 1:
         raise Unavailable("the bare loop has one rank; measure more with furrow-farm")
     if setup.device == "cpu":

@@ -68,7 +68,7 @@ class LlamaCpp:
         status = llama_cpp.llama_decode(self._context, batch)
         if status != 0:
             raise Failed(f"llama_decode returned {status}")
-        chosen = {
+        next_tokens = {
             sid: int(
                 np.ctypeslib.as_array(
                     llama_cpp.llama_get_logits_ith(self._context, index), (self._vocabulary,)
@@ -78,12 +78,12 @@ class LlamaCpp:
             if sampled
         }
         now = time.monotonic()
-        for sid, token in chosen.items():
+        for sid, token in next_tokens.items():
             streams[sid].add(now, token)
 
 
 def load(setup: Setup) -> LlamaCpp:
-    """As Load. Raises Unavailable or Failed."""
+    """As LoadEngine. Raises Unavailable or Failed."""
     if setup.tp != 1:
         raise Unavailable("llama.cpp is measured with one process")
     return LlamaCpp(setup)

@@ -65,5 +65,5 @@ def load_model(setup: Setup) -> Any:
 
 
 def load(setup: Setup) -> Generate:
-    """As Load. Raises Unavailable."""
+    """As LoadEngine. Raises Unavailable."""
     return Generate(setup)

@@ -13,7 +13,7 @@ from ops.bench.engine.decode import (
     CPP,
     RANKS,
     TRANSFORMERS,
-    Comparison,
+    BatchComparison,
     Furrow,
     Setting,
     Timed,
@@ -83,9 +83,9 @@ def test_the_command_prints_and_writes_its_figures(folder: Path, tmp_path: Path)
 def test_ranks_are_held_to_a_share_of_one_rank() -> None:
     """Where both were measured."""
     one, half = Timed(1.0, 1.0, 1.0, 100.0), Timed(2.0, 2.0, 2.0, 50.0)
-    [figure] = limits([Comparison(8, {CPP: one, RANKS: half}, 8)], 2)
+    [figure] = limits([BatchComparison(8, {CPP: one, RANKS: half}, 8)], 2)
     assert (figure.measured, figure.limit, figure.holds) == (0.5, 0.9, False)
-    assert limits([Comparison(8, {CPP: one}, 8)], 2) == []
+    assert limits([BatchComparison(8, {CPP: one}, 8)], 2) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

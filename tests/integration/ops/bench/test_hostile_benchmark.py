@@ -54,8 +54,8 @@ def test_a_row_sees_attacker_other_tenant_and_claims() -> None:
     assert row.deeds.sent >= 8
     assert row.deeds.cut_at
     # One more of each fits where the row ends a moment late.
-    assert len(row.seen.first_ms) in (4, 5), row.seen.failed
-    assert len(row.seen.health_ms) in (10, 11), row.seen.failed
+    assert len(row.report.first_ms) in (4, 5), row.report.failed
+    assert len(row.report.health_ms) in (10, 11), row.report.failed
     others_first = min(row.deeds.cut_at) + NUMBERS // 2
     claimed = {claim.number: claim.steps for claim in outcome.claims}
     assert [claimed[others_first + index] for index in range(4)] == [TOKENS] * 4

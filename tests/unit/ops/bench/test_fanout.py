@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ops.bench.fanout.fanout import Seen, figures
-from ops.bench.fanout.leaders import TOKENS, Load, Ring
+from ops.bench.fanout.fanout import StreamReport, figures
+from ops.bench.fanout.leaders import TOKENS, Ring, StreamLoad
 from ops.bench.fanout.readers import WARM_UP, Arrivals, Reader, overhead_ms
 from ops.harness.program import summarise
 
-LOAD = Load(clients=1, replicas=1, rate=10.0, tokens=3)
+LOAD = StreamLoad(clients=1, replicas=1, rate=10.0, tokens=3)
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 RID = "f" * 32
 
@@ -48,7 +48,7 @@ def server() -> Iterator[socket.socket]:
 @pytest.fixture
 def pair(server: socket.socket, ring: Ring) -> Iterator[tuple[Reader, socket.socket]]:
     """A client, and the server's end of its connection."""
-    reader = Reader(0, server.getsockname(), "/", LOAD, ring)
+    reader = Reader(0, server.getsockname(), LOAD, ring)
     other, _ = server.accept()
     with other, reader.socket:
         yield reader, other
@@ -68,7 +68,7 @@ def test_each_token_counts_once_however_it_is_cut(pair: tuple[Reader, socket.soc
         read(reader, arrivals, other, WHOLE[start : start + size])
     assert (arrivals.tokens, arrivals.answers, sum(arrivals.latency)) == (3, 1, 3)
     assert arrivals.summary(1.0)["p50_ms"] >= 10
-    assert other.recv(100).startswith(b"POST / HTTP/1.1\r\n")
+    assert other.recv(100).startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_what_is_no_whole_answer_ends_the_measurement(pair: tuple[Reader, socket
 def test_a_missed_figure_is_missed() -> None:
     """Too few tokens, late ones, and clients that were busy themselves."""
     arrivals = {"tokens_per_second": 19_000.0, "p99_ms": 11.0}
-    seen = [Seen(name, LOAD, arrivals, {"clients": 0.9, "api": 0.5}) for name in ("half load", "full load")]
-    seen.append(Seen("calls", LOAD, arrivals, {"clients": 0.9, "api": 0.8}))
-    assert [figure.holds for figure in figures(seen, None)] == [False] * 5
+    reports = [StreamReport(name, LOAD, arrivals, {"clients": 0.9, "api": 0.5}) for name in ("half load", "full load")]
+    reports.append(StreamReport("calls", LOAD, arrivals, {"clients": 0.9, "api": 0.8}))
+    assert [figure.holds for figure in figures(reports, None)] == [False] * 5
 
 
 def test_a_part_by_itself_is_judged_by_itself() -> None:

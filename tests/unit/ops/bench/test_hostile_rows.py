@@ -20,17 +20,17 @@ from ops.bench.hostile.hostile import (
     MODEL_FILES,
     ROWS,
     Admission,
-    Measured,
+    AttackResult,
+    HostileResults,
     NotMissed,
-    Outcome,
     figures,
     gone_percent,
     judge,
     rows_of,
 )
 from ops.bench.hostile.leaders import Claim
-from ops.bench.hostile.neighbour import Neighbour, Request, Seen
-from ops.harness.exchange import Address, Answer, Exchange, chat
+from ops.bench.hostile.neighbour import Neighbour, NeighbourReport, Request
+from ops.harness.exchange import Address, HttpConnection, RawAnswer, chat
 from ops.harness.program import Figure, summarise
 
 RID = "f" * 32
@@ -55,7 +55,7 @@ WHOLE = WAITING + event(1) + event(2) + END
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize(("data", "status"), [(HEALTH, 200), (REFUSED, 429), (WHOLE, 200)])
 def test_an_answer_is_whole_with_its_last_byte(data: bytes, status: int, size: int) -> None:
-    answer = Answer()
+    answer = RawAnswer()
     for start in range(0, len(data), size):
         assert not answer.whole
         answer.feed(data[start : start + size])
@@ -104,28 +104,28 @@ def serve() -> Iterator[Any]:
         server.close()
 
 
-def beside(server: Server, seconds: float) -> Seen:
+def beside(server: Server, seconds: float) -> NeighbourReport:
     other = Neighbour(server.address, "key", "scripted", 1)
     other.run(seconds, lambda: None)
-    return other.seen
+    return other.report
 
 
 def test_the_first_token_is_timed_and_no_comment_before_it(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On new and kept connections by turns; with a pause of 20 ms before each piece, the token comes after 60 ms."""
     monkeypatch.setattr(neighbour, "CHAT_EVERY_S", 0.3)  # the first answer must be whole before the third request
-    seen = beside(serve(WAITING[:100], WAITING[100:], event(1), event(2) + END), 0.7)
-    assert seen.failed == []
-    assert len(seen.fresh_ms) + len(seen.kept_ms) == 3
-    assert len(seen.kept_ms) == 1
-    assert min(seen.first_ms) >= 60
-    assert len(seen.health_ms) == 14
-    assert len(seen.late_ms) == 3 + 14
+    report = beside(serve(WAITING[:100], WAITING[100:], event(1), event(2) + END), 0.7)
+    assert report.failed == []
+    assert len(report.fresh_ms) + len(report.kept_ms) == 3
+    assert len(report.kept_ms) == 1
+    assert min(report.first_ms) >= 60
+    assert len(report.health_ms) == 14
+    assert len(report.late_ms) == 3 + 14
 
 
 def test_gaps_are_those_between_tokens() -> None:
     """Not before the first one, and one to the end of the wait for a stream that stopped."""
     with selectors.DefaultSelector() as selector:
-        exchange, gaps = Exchange(selector, ("127.0.0.1", 1)), list[float]()
+        exchange, gaps = HttpConnection(selector, ("127.0.0.1", 1)), list[float]()
         request = Request(exchange, time.monotonic(), [], stream=True, keep=True)
         for piece in (WAITING, event(1), chunk(": a comment\n"), event(2)):
             time.sleep(0.01)
@@ -146,10 +146,10 @@ def test_a_stream_without_a_token_has_failed(
 ) -> None:
     """Refused, ended without a token, or without an end in time: the last one's wait is a time."""
     monkeypatch.setattr(neighbour, "GIVE_UP_S", 0.1)
-    seen = beside(serve(answer), 0.01)
-    assert len(seen.failed) == 1
-    assert why in seen.failed[0]
-    assert len(seen.first_ms) == times and all(one >= 100 for one in seen.first_ms)
+    report = beside(serve(answer), 0.01)
+    assert len(report.failed) == 1
+    assert why in report.failed[0]
+    assert len(report.first_ms) == times and all(one >= 100 for one in report.first_ms)
 
 
 def attack(server: Server, seconds: float, connections: int) -> Crowd:
@@ -206,24 +206,24 @@ def test_refusals_that_name_their_model_are_counted(serve: Any, answer: bytes, e
 
 
 def test_requests_carry_their_number_and_key() -> None:
-    request = chat(("127.0.0.1", 80), "secret", "scripted", 1234, 2, stream=True)
+    request = chat(("127.0.0.1", 80), "scripted", 1234, 2, stream=True, key="secret")
     head, _, body = request.partition(b"\r\n\r\n")
     assert b"authorization: Bearer secret\r\n" in head
     assert b"content-length: %d" % len(body) in head
     assert b"stream 1234" in body
 
 
-GOOD = Seen(fresh_ms=[60.0, 70.0], kept_ms=[65.0], gaps_ms=[50.0], health_ms=[2.0], late_ms=[0.1])
+GOOD = NeighbourReport(fresh_ms=[60.0, 70.0], kept_ms=[65.0], gaps_ms=[50.0], health_ms=[2.0], late_ms=[0.1])
 
 
-def outcome(name: str, **changes: Any) -> Outcome:
+def outcome(name: str, **changes: Any) -> HostileResults:
     """One row, in which all limits hold without the changes."""
     row = ROWS[name]
     share, claims = changes.pop("share", 0.05), changes.pop("claims", [Claim(1, 5.0, 2)])
     deeds = Deeds(row.connections, {422: 1}, 1, changes.pop("cut_at", {}), waiting=row.connections)
-    measured = Measured(row, GOOD, deeds, {"api": share}, 0.0, 10.0)
+    measured = AttackResult(row, GOOD, deeds, {"api": share}, 0.0, 10.0)
     measured = replace(measured, **changes)
-    return Outcome(summarise([60.0]), 0.04, Admission(400, 400, 0.9), [measured], claims)
+    return HostileResults(summarise([60.0]), 0.04, Admission(400, 400, 0.9), [measured], claims)
 
 
 def missed(figures: list[Figure]) -> list[str]:
@@ -240,16 +240,20 @@ def test_a_quiet_row_holds_and_names_fit_the_table(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "which"),
     [
-        ("cut-8", {"seen": Seen(fresh_ms=[60.0, 561.0], health_ms=[1.0])}, ["first token p99, beyond quiet p50"]),
+        (
+            "cut-8",
+            {"report": NeighbourReport(fresh_ms=[60.0, 561.0], health_ms=[1.0])},
+            ["first token p99, beyond quiet p50"],
+        ),
         (
             "burst-400",
-            {"seen": Seen(kept_ms=[60.0, 2001.0], health_ms=[1.0])},
+            {"report": NeighbourReport(kept_ms=[60.0, 2001.0], health_ms=[1.0])},
             ["first token p99, beyond quiet p50", "first token, maximum"],
         ),
-        ("loop-512", {"seen": Seen(fresh_ms=[60.0], health_ms=[1.0, 101.0])}, ["/health, maximum"]),
+        ("loop-512", {"report": NeighbourReport(fresh_ms=[60.0], health_ms=[1.0, 101.0])}, ["/health, maximum"]),
         (
             "loop-512",
-            {"seen": Seen(fresh_ms=[60.0], health_ms=[1.0], failed=["429"])},
+            {"report": NeighbourReport(fresh_ms=[60.0], health_ms=[1.0], failed=["429"])},
             ["failed answers of the other tenant"],
         ),
         ("cut-32", {"cut_at": {1: 4.9}}, ["steps for clients that had gone"]),
@@ -258,7 +262,7 @@ def test_a_quiet_row_holds_and_names_fit_the_table(name: str) -> None:
         ("wait-4000", {"deeds": Deeds(waiting=3599)}, ["streams that waited to the end"]),
         (
             MODEL_FILES,
-            {"seen": Seen(fresh_ms=[60.0], gaps_ms=[50.0, 101.0], health_ms=[1.0])},
+            {"report": NeighbourReport(fresh_ms=[60.0], gaps_ms=[50.0, 101.0], health_ms=[1.0])},
             ["gap between tokens, maximum"],
         ),
         (MODEL_FILES, {"deeds": Deeds(sent=9, named=8, statuses={422: 9})}, ["other answers"]),
@@ -271,7 +275,7 @@ def test_each_limit_is_missed(name: str, changes: dict[str, Any], which: list[st
 
 
 def test_a_slow_admission_misses_its_limit() -> None:
-    figure_list = figures(Outcome(admission=Admission(400, 400, 1.1)))
+    figure_list = figures(HostileResults(admission=Admission(400, 400, 1.1)))
     assert [figure.holds for figure in figure_list] == [False]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control.replicas.health import Formation
-from ops.bench.recovery.recovery import TARGETS_MS, AgentStrike, Phases, Strike, figures_of, split, table
+from ops.bench.recovery.recovery import TARGETS_MS, AgentStrike, Phases, RankStrike, figures_of, split, table
 
 FORMED = Formation(epoch=7, led=1050, gathered=1060, joined=1100, loaded=1130)
 
@@ -33,8 +33,8 @@ def test_the_table_shows_medians_and_targets() -> None:
     assert len(table({"rank killed": phase_splits}, None).splitlines()) == 2
 
 
-def strike(detect_ms: int, same: int = 8) -> Strike:
-    return Strike(gap_s=2.5, phases=Phases(detect_ms, 0, 0, 0, 0, 0), same=same, streams=8)
+def strike(detect_ms: int, same: int = 8) -> RankStrike:
+    return RankStrike(gap_s=2.5, phases=Phases(detect_ms, 0, 0, 0, 0, 0), same=same, streams=8)
 
 
 def test_a_stopped_rank_that_is_found_late_is_a_missed_figure() -> None:

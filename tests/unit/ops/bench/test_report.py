@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ops.bench.load.load import SCENARIOS, SEGMENTS, Measured, Report, report, table
+from ops.bench.load.load import SCENARIOS, SEGMENTS, ScenarioAnswers, ScenarioReport, report, table
 from ops.harness.client import Answer
 from tests.unit.ops.bench.test_segments import STAMPS
 
 
-def measured(count: int = 4, *, drop: str = "", of: int | None = None) -> Measured:
+def measured(count: int = 4, *, drop: str = "", of: int | None = None) -> ScenarioAnswers:
     """`count` successes by two users on two models; `drop` is missing from the stamps of the first `of`."""
     answers = [
         Answer(f"user-{i % 2}", f"m{i % 2}", f"r{i}", sent_ms=1000, first_ms=1032, end_ms=1135, tokens=8)
@@ -18,7 +18,7 @@ def measured(count: int = 4, *, drop: str = "", of: int | None = None) -> Measur
     stamps = {answer.rid: dict(STAMPS) for answer in answers}
     for answer in answers[: count if of is None else of]:
         stamps[answer.rid].pop(drop, None)
-    return Measured(SCENARIOS["1-streaming"], answers, stamps, seconds=2.0)
+    return ScenarioAnswers(SCENARIOS["1-streaming"], answers, stamps, seconds=2.0)
 
 
 def test_a_complete_scenario_passes_with_its_figures() -> None:
@@ -62,7 +62,7 @@ def test_a_request_that_failed_fails_the_scenario() -> None:
 def test_no_success_is_a_failure_without_figures() -> None:
     """A farm that refuses everything has no segments at all."""
     refused = [Answer("user-0", "m0", sent_ms=1000, end_ms=1001, error="503 model_failed")]
-    report_text = report(Measured(SCENARIOS["1-streaming"], refused, {}, 1.0))
+    report_text = report(ScenarioAnswers(SCENARIOS["1-streaming"], refused, {}, 1.0))
     assert report_text.segments == {}
     assert "no request succeeded" in report_text.faults
 
@@ -76,7 +76,7 @@ def test_wrong_clocks_fail_the_scenario() -> None:
 
 def test_the_table_has_every_segment_model_and_user() -> None:
     """Each line fits in 100 columns."""
-    report_text: Report = report(measured())
+    report_text: ScenarioReport = report(measured())
     text = table(report_text)
     for name in (*SEGMENTS, "client ttft", "client total", "m0", "m1", "user-0", "user-1"):
         assert f"\n  {name:<16}" in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from ops.bench.load.load import SCENARIOS, chosen
+from ops.bench.load.load import SCENARIOS, scenarios_of
 from ops.harness.client import prompt
 
 
@@ -22,12 +22,12 @@ def test_users_and_models_take_turns() -> None:
 def test_an_unknown_scenario_is_refused_with_the_known_ones() -> None:
     """The message names the value and what there is."""
     with pytest.raises(click.UsageError, match=r"no scenario 'havy'.*heavy"):
-        chosen(("havy",))
+        scenarios_of(("havy",))
 
 
 def test_none_named_means_all() -> None:
     """The whole table in its order."""
-    assert [scenario.name for scenario in chosen(())] == list(SCENARIOS)
+    assert [scenario.name for scenario in scenarios_of(())] == list(SCENARIOS)
 
 
 @pytest.mark.parametrize("length", [1, 48, 10_240])

@@ -7,7 +7,7 @@ import json
 from ops.chaos import run as report
 from ops.chaos.checker import Transcript
 from ops.chaos.load import Attempt, Checked, Question, longest_silence
-from ops.chaos.run import Strike, Struck
+from ops.chaos.run import Strike, StrikeRecord
 
 
 def attempt(began: float, *heard: float) -> Attempt:
@@ -15,8 +15,8 @@ def attempt(began: float, *heard: float) -> Attempt:
     return Attempt(Question("q", b""), Transcript(done=True), began, heard[-1], list(heard), [began])
 
 
-def struck(kind: str, began: float, ended: float, proof: str | None = "pid 1 -> 2") -> Struck:
-    return Struck(Strike(kind, False, 0.0, 1), began, ended, 1, proof)
+def struck(kind: str, began: float, ended: float, proof: str | None = "pid 1 -> 2") -> StrikeRecord:
+    return StrikeRecord(Strike(kind, False, 0.0, 1), began, ended, 1, proof)
 
 
 def test_a_stream_counts_where_it_was_under_way() -> None:

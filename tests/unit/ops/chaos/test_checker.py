@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ops.chaos.checker import Place, Transcript, findings
+from ops.chaos.checker import EventPlace, Transcript, findings
 
 WORDS = ["One", " two", " three", " four", " five"]
 Events = list[tuple[str, str, str | None]]
@@ -103,4 +103,4 @@ def test_an_error_is_found() -> None:
 
 def test_places_are_ordered_by_entry_then_part() -> None:
     """9.1 comes before 10.0, as numbers do and texts do not."""
-    assert Place.of("x:9.1") < Place.of("x:10.0") < Place.of("x:10.1")
+    assert EventPlace.of("x:9.1") < EventPlace.of("x:10.0") < EventPlace.of("x:10.1")

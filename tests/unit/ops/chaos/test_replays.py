@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.chaos.replays import Logits, Outcome
+from ops.chaos.replays import Logits, ReplayTotals
 
 A, B, C = "a" * 16, "b" * 16, "c" * 16
 
@@ -26,10 +26,10 @@ def test_a_context_has_one_row_of_logits(tmp_path: Path, again: str, differing: 
 def test_a_run_passes_only_where_rows_were_compared() -> None:
     """One token or row that differs fails it, and so do rows that were computed once only."""
     same = Logits(rows=20, again=10)
-    outcome = Outcome(requests=2, tokens=10)
+    outcome = ReplayTotals(requests=2, tokens=10)
     assert outcome.passed(same)
     assert not outcome.passed(Logits(rows=20, again=9))
     assert not outcome.passed(Logits(rows=20, again=10, differing=1))
-    assert not Outcome(requests=2, tokens=10, differing=["r: token 5"]).passed(same)
-    assert not Outcome().passed(Logits())
+    assert not ReplayTotals(requests=2, tokens=10, differing=["r: token 5"]).passed(same)
+    assert not ReplayTotals().passed(Logits())
     assert outcome.lines(same)[0] == "replayed 2 requests of 10 tokens: 0 differ"

@@ -10,37 +10,46 @@ import pytest
 import ops.compat
 from ops.compat import clients
 from ops.compat.clients import CLIENTS, Client
-from ops.compat.runs import Reference, Result, Run, compared, page, run
+from ops.compat.runs import CheckResult, ClientRun, Reference, compared, page, run
 
 CLIENT = Client(name="c", title="A client", packages=("c[x]",), script="c.py", gaps={"b": "it is not served"})
 
 
-def of(*results: Result) -> Run:
-    return Run(CLIENT, "1.0", list(results))
+def of(*results: CheckResult) -> ClientRun:
+    return ClientRun(CLIENT, "1.0", list(results))
 
 
 @pytest.mark.parametrize(
     ("results", "faults"),
     [
-        ([Result("a", True), Result("b", False, "404")], []),
-        ([Result("a", False, "500"), Result("b", False)], ["a: 500"]),
-        ([Result("a", True), Result("b", True)], ["b: is listed as a gap, and works"]),
-        ([Result("a", True)], ["b: is listed as a gap, and was not tried"]),
+        ([CheckResult("a", True), CheckResult("b", False, "404")], []),
+        ([CheckResult("a", False, "500"), CheckResult("b", False)], ["a: 500"]),
+        ([CheckResult("a", True), CheckResult("b", True)], ["b: is listed as a gap, and works"]),
+        ([CheckResult("a", True)], ["b: is listed as a gap, and was not tried"]),
     ],
 )
-def test_what_contradicts_the_gaps(results: list[Result], faults: list[str]) -> None:
+def test_what_contradicts_the_gaps(results: list[CheckResult], faults: list[str]) -> None:
     """A failure that nobody told, and a gap that is none any more."""
     assert of(*results).faults == faults
 
 
 def test_the_page_counts_checks_and_names_gaps() -> None:
     """With the reason of each gap."""
-    text = page([of(Result("a", True), Result("b", False, "404"))])
+    text = page([of(CheckResult("a", True), CheckResult("b", False, "404"))])
     assert "\n| A client | 1.0 | 1 of 2 | b: it is not served |\n" in text
 
 
 def test_a_failure_that_is_no_gap_is_no_working_check() -> None:
-    text = page([of(Result("test_1", True), Result("test_2", True), Result("test_3", False, "404"), Result("a", True))])
+    text = page(
+        [
+            of(
+                CheckResult("test_1", True),
+                CheckResult("test_2", True),
+                CheckResult("test_3", False, "404"),
+                CheckResult("a", True),
+            )
+        ]
+    )
     assert "\n| A client | 1.0 | 3 of 4 |" in text
 
 

@@ -17,7 +17,7 @@ from control.redis.connection import connect
 from control.replicas import health, model_overviews
 from ops.cli.run import served
 from ops.cli.run.chat import answer_once, begin
-from ops.cli.run.served import Api, ApiRefused, HttpFarm, RedisFarm, Served, wait_until_served
+from ops.cli.run.served import Api, ApiRefused, HttpFarm, RedisFarm, ServedModel, wait_until_served
 from ops.demo import MODEL_DIR
 from tests.farm import clean_environment
 from tests.integration.ops.cli.run.scripted_api import ScriptedApi, scripted_api
@@ -153,7 +153,7 @@ def test_a_stream_that_is_cut_goes_on(api: ScriptedApi, capsys: pytest.CaptureFi
     """The text is that of an undisturbed answer: it is asked for from the last event on."""
     api.answers = ["cut", "cut", "whole"]
     with Api(api.url, "") as client:
-        answer_once(client, begin(Served("m", True, 64)), "Hello")
+        answer_once(client, begin(ServedModel("m", True, 64)), "Hello")
     assert capsys.readouterr().out == TEXT
     assert api.resumed == [None, "rid:2.1"] and api.bodies[0] == api.bodies[1]
 
@@ -161,7 +161,7 @@ def test_a_stream_that_is_cut_goes_on(api: ScriptedApi, capsys: pytest.CaptureFi
 def test_a_model_without_a_template_continues(api: ScriptedApi, capsys: pytest.CaptureFixture[str]) -> None:
     """By /v1/completions, with an end."""
     with Api(api.url, "") as client:
-        answer_once(client, begin(Served("m", False, 64)), "Once")
+        answer_once(client, begin(ServedModel("m", False, 64)), "Once")
     assert capsys.readouterr().out == TEXT
     assert (api.bodies[0]["prompt"], api.bodies[0]["max_tokens"]) == ("Once", 256)
 
@@ -169,7 +169,7 @@ def test_a_model_without_a_template_continues(api: ScriptedApi, capsys: pytest.C
 def test_an_error_is_raised(api: ScriptedApi) -> None:
     api.answers = ["refused"]
     with Api(api.url, "") as client, pytest.raises(FurrowError, match=r"too .*hot"):
-        answer_once(client, begin(Served("m", True, 64)), "Hello")
+        answer_once(client, begin(ServedModel("m", True, 64)), "Hello")
 
 
 def test_an_api_loads_a_model_for_an_operator(api: ScriptedApi, capsys: pytest.CaptureFixture[str]) -> None:

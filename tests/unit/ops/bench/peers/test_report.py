@@ -11,20 +11,20 @@ from ops.bench.peers import limits
 from ops.bench.peers.engine import Row
 from ops.bench.peers.limits import Cost, Machine
 from ops.bench.peers.report import Comparison, table
-from ops.bench.peers.results import Figures, Goal, Result, Results, judged
+from ops.bench.peers.results import EngineResult, EngineResults, Goal, RunFigures, judged
 from ops.bench.peers.runner import Plan
 
 FARM, LLAMA, ABSENT = Row("furrow-farm", "f32"), Row("llama-server", "f32"), Row("transformers", "bf16")
 COST = Cost(matrices=1000, head=400, cached=10)
 
 
-def at(decode: float) -> Figures:
-    return Figures(decode=decode, whole=decode / 2, ttft=100, gap_p50=1000 / decode, gap_p99=2000 / decode)
+def at(decode: float) -> RunFigures:
+    return RunFigures(decode=decode, whole=decode / 2, ttft=100, gap_p50=1000 / decode, gap_p99=2000 / decode)
 
 
 @pytest.fixture
 def comparison() -> Comparison:
-    results = Results({row: Result(row) for row in (FARM, LLAMA, ABSENT)})
+    results = EngineResults({row: EngineResult(row) for row in (FARM, LLAMA, ABSENT)})
     for row, rates in ((FARM, [10.0, 12.0, 50.0]), (LLAMA, [5.0, 6.0, 40.0])):
         one = results.rows[row]
         one.runs, one.ttft_ms = {1: [at(rate) for rate in rates]}, {512: [100.0, 300.0, 200.0]}

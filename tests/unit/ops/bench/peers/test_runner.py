@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ops.bench.peers.engine import Failed, Row
-from ops.bench.peers.results import Results
+from ops.bench.peers.results import EngineResults
 from ops.bench.peers.runner import Plan, Runner
 from ops.harness import processes
 from tests.unit.ops.bench.peers.fakes import FakeEngine, made
@@ -25,7 +25,7 @@ def plan(**changes: Any) -> Plan:
     return Plan(**usual | {"vocabulary": 4096} | changes)
 
 
-def run(plan: Plan, **engines: FakeEngine) -> Results:
+def run(plan: Plan, **engines: FakeEngine) -> EngineResults:
     return Runner(plan, made(**engines), lambda line: None).run()
 
 

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from control.errors import SettingsError
-from ops.cli.run.answer import Figures
+from ops.cli.run.answer import AnswerFigures
 from ops.cli.run.commands import TABLE, Commands, Stats
 from ops.cli.run.conversation import Conversation, read_setting
-from ops.cli.run.served import Served
+from ops.cli.run.served import ServedModel
 
 
 @pytest.fixture
 def commands() -> Commands:
     conversation = Conversation(model="m", system="Be brief.", settings={"seed": 7})
     conversation.add("Hello", "Hi.")
-    return Commands(Served("m", True, 100), "http://here", conversation, Stats())
+    return Commands(ServedModel("m", True, 100), "http://here", conversation, Stats())
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_model_without_a_template_continues_the_text() -> None:
     conversation = Conversation(model="m", chat=False)
     conversation.add("a", "b")
     assert conversation.request("c")["prompt"] == "c"
-    commands = Commands(Served("m", False, None), "http://here", conversation, Stats())
+    commands = Commands(ServedModel("m", False, None), "http://here", conversation, Stats())
     with pytest.raises(SettingsError, match="no chat template"):
         commands.run("/system x")
 
@@ -102,7 +102,7 @@ def test_a_saved_conversation_is_loaded(commands: Commands, tmp_path: Path) -> N
     for _ in range(2):
         commands.run(f"/save {file}")
     assert file.stat().st_mode & 0o777 == 0o600
-    other = Commands(Served("n", True, 100), "", Conversation(model="n"), Stats())
+    other = Commands(ServedModel("n", True, 100), "", Conversation(model="n"), Stats())
     assert "2 messages loaded. The answers in it are of m." in (other.run(f"/load {file}") or "")
     saved, found = commands.conversation, other.conversation
     assert (found.model, found.system, found.settings, found.messages) == (
@@ -162,7 +162,7 @@ def test_half_a_character_is_not_saved(commands: Commands, tmp_path: Path) -> No
 
 
 def test_stats_add_up(commands: Commands) -> None:
-    commands.stats.add(Figures(first_s=1.0, last_s=3.0, prompt_tokens=10, tokens=21))
+    commands.stats.add(AnswerFigures(first_s=1.0, last_s=3.0, prompt_tokens=10, tokens=21))
     told = commands.run("/stats") or ""
     assert "10 prompt tokens and 21 tokens" in told and "10.0 tokens/s" in told
     assert json.loads(json.dumps(commands.conversation.settings)) == {"seed": 7}
