@@ -226,8 +226,8 @@ LINES = 10
 """Requests of one model that have lines of their own; thousands of them would cost more than the requests."""
 
 
-class QueuedRequest(Protocol):
-    """A request that waits for a leader."""
+class WaitingRequest(Protocol):
+    """A request without a token so far."""
 
     @property
     def model(self) -> str: ...
@@ -244,14 +244,14 @@ class WaitLog:
     def __init__(self, every_s: float) -> None:
         """`every_s`: seconds of waiting before the first line, and between two lines."""
         self._every_s = every_s
-        self._waiting: dict[str, dict[RequestLog, QueuedRequest]] = {}
+        self._waiting: dict[str, dict[RequestLog, WaitingRequest]] = {}
         """By model, from the oldest on."""
         self._said_at: dict[str, float] = {}
         self._task = PeriodicTask("wait_log", self._look, _TICK_S)
         self.start = self._task.start
         self.stop = self._task.stop
 
-    def add(self, request_log: RequestLog, waiting: QueuedRequest) -> None:
+    def add(self, request_log: RequestLog, waiting: WaitingRequest) -> None:
         """The request waits from now on, until its first token or its end."""
         self._waiting.setdefault(waiting.model, {})[request_log] = waiting
 

@@ -5,14 +5,14 @@ part is 256 random bits. So many can't be guessed, so one SHA-256 is all that th
 that passwords need would only cost every request. Every change of a key counts a version up as its last step: a process
 that keeps keys in memory looks at that one number.
 
-Limits hold over all models and API processes: a call is charged an estimate before it is queued (`spend`). The estimate
-is its hold. In a Cluster one script can't touch keys of a model and of an API key. So the script that ends a request,
+Limits hold over all models and API processes: before a call is queued, `spend` takes a hold, an estimate for each of
+its requests. In a Cluster one script can't touch keys of a model and of an API key. So the script that ends a request,
 and emit now and then while it runs, add a settlement to a stream in the model's slot. Any API process reads it, applies
 it to the key's bucket (`settle`) and deletes it. Applying one twice changes nothing, so no process has to own it.
 
-Limits may be wrong for a minute, bills may not: the script that ends a request counts its usage, by UTC day, key and
-kind in a hash of the model's slot. A reservation of the whole context would admit one request a minute, so tokens
-beyond 1,024 a choice become a debt.
+Limits may be wrong for a minute, bills may not: the script that ends a request counts its usage, in one hash of the
+model's slot for each UTC day with a field per key and kind. A reservation of the whole context would admit one request
+a minute, so tokens beyond 1,024 a choice become a debt.
 """
 
 from __future__ import annotations
@@ -233,12 +233,6 @@ def note_used(key_id: str, at: int) -> Call[str]:
 
 def _last_used(key_id: str) -> Call[int]:
     return read("GET", KeyKeys(key_id).used, parse=lambda reply: int(reply or 0))
-
-
-# Requests and tokens per minute as buckets that fill evenly, and requests at one time.
-#
-# A hold is what one call to the API takes: an estimate for each of its requests (`spend`). The script that ends a
-# request leaves a settlement in the model's slot, and any API process applies it to the key's (below).
 
 
 @dataclass(frozen=True, slots=True)

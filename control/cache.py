@@ -37,7 +37,8 @@ LOCK = "lock"
 NOTICE = "lock notice"
 """The name of the thread that logs a long wait."""
 LONG_WAIT_S = 30.0
-"""A wait for the lock of a folder that is logged. A compilation on an idle core is shorter."""
+"""A wait for the lock of a folder that is logged. A compilation on an idle core is shorter; trials of kernels on a GPU,
+and a compilation on a busy host, may take longer."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,8 @@ def _log_wait(lock: Path, waits_since: float) -> None:
         holder=f"process {pid} on {host}" if pid else "a process that did not write its id",
         locked_for_s=round(time.time() - locked_at),
         remedy=(
-            f"a process that is stopped keeps its lock: on {host or 'its host'} continue it with `kill -CONT "
-            f"{pid or 'PID'}`, or end it with `kill -KILL {pid or 'PID'}`"
+            f"on {host or 'its host'}: `kill -CONT {pid or 'PID'}` where `ps -o stat= -p {pid or 'PID'}` shows T, as a "
+            "process that is stopped keeps its lock; any other process still works, so wait"
         ),
         action="wait_for_lock",
     )

@@ -110,13 +110,15 @@ class FetchPlaces:
             ready = [pair for pair in self._waiting if self._has_room(pair)]
             if not ready:
                 return
-            pair = min(ready, key=lambda pair: self._tenants[pair[0]])  # the first of equals: served longest ago
+            pair = min(
+                ready, key=lambda ready_pair: self._tenants[ready_pair[0]]
+            )  # the first of equals: served longest ago
             turn = self._waiting[pair].popleft()
             self._drop_empty(pair)
             if turn.done():  # cancelled, and its task has not run yet
                 continue
             self._take(pair)
-            for other in [waiting for waiting in self._waiting if waiting[0] == pair[0]]:
+            for other in [other for other in self._waiting if other[0] == pair[0]]:
                 self._waiting.move_to_end(other)
             turn.set_result(None)
 

@@ -37,7 +37,7 @@ class InfillMarks:
     """More marks that end an answer."""
 
 
-FAMILIES = (
+KNOWN_MARKS = (
     # Qwen2.5-Coder (arXiv 2409.12186) and CodeGemma (ai.google.dev/gemma/docs/codegemma).
     InfillMarks(
         *("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -68,21 +68,21 @@ FAMILIES = (
 
 def fill_in_middle_of(vocabulary: Vocabulary) -> FillInMiddle | None:
     """The way to fill gaps; None for a tokenizer without such marks."""
-    families = [family for family in FAMILIES if all(map(vocabulary.knows, filter(None, _marks(family))))]
-    return FillInMiddle(vocabulary, families[0]) if families else None
+    usable = [marks for marks in KNOWN_MARKS if all(map(vocabulary.knows, filter(None, _marks(marks))))]
+    return FillInMiddle(vocabulary, usable[0]) if usable else None
 
 
-def _marks(family: InfillMarks) -> tuple[str, str, str]:
-    return family.prefix, family.suffix, family.middle
+def _marks(marks: InfillMarks) -> tuple[str, str, str]:
+    return marks.prefix, marks.suffix, marks.middle
 
 
 class FillInMiddle:
     """Builds a model's prompts with a gap. Marks are put in as ids; a user's text that has them is only text."""
 
-    def __init__(self, vocabulary: Vocabulary, family: InfillMarks) -> None:
+    def __init__(self, vocabulary: Vocabulary, marks: InfillMarks) -> None:
         self._vocabulary = vocabulary
-        self._family = family
-        names = [*_marks(family), family.repository, family.file, *family.ends]
+        self._marks = marks
+        names = [*_marks(marks), marks.repository, marks.file, *marks.ends]
         self._ids = {name: token for name in names if name and (token := vocabulary.added(name)) is not None}
         texts = sorted({*self._ids, *vocabulary.special_texts()}, key=len, reverse=True)
         self._special = re.compile("|".join(re.escape(text) for text in texts if len(text) > 1))
@@ -108,10 +108,10 @@ class FillInMiddle:
         """
         begin = [self._vocabulary.bos] if bos and self._vocabulary.bos is not None else []
         before = self._text(prefix, most) if isinstance(prefix, str) else prefix
-        before = [*self._mark(self._family.prefix), *before]
-        after = [*self._mark(self._family.suffix), *self._text(suffix, most, inside=True)]
-        around = after + before if self._family.suffix_first else before + after
-        around += self._mark(self._family.middle)
+        before = [*self._mark(self._marks.prefix), *before]
+        after = [*self._mark(self._marks.suffix), *self._text(suffix, most, inside=True)]
+        around = after + before if self._marks.suffix_first else before + after
+        around += self._mark(self._marks.middle)
         if len(begin) + len(around) > most:
             raise TooLong
         return [*begin, *self._context(files, room - len(begin) - len(around)), *around]
@@ -121,9 +121,9 @@ class FillInMiddle:
 
     def _context(self, files: Sequence[tuple[str, str]], room: int) -> list[int]:
         """The last of `files` that fit, in their order, in the form that the family was trained on."""
-        mark = self._mark(self._family.file)
+        mark = self._mark(self._marks.file)
         chunks = list[list[int]]()
-        head = [*self._mark(self._family.repository), *self._text(_PROJECT, _NAME_TOKENS)] if mark else []
+        head = [*self._mark(self._marks.repository), *self._text(_PROJECT, _NAME_TOKENS)] if mark else []
         tail = [*mark, *self._text(_THIS_FILE, _NAME_TOKENS)] if mark else []
         room -= len(head) + len(tail)
         for name, text in reversed(files):

@@ -185,15 +185,15 @@ def _served_fields(body: bytes, type_: type[msgspec.Struct], warnings: Warnings)
     fields = frozenset(type_.__struct_encode_fields__)
     for name in [name for name in members if name not in fields]:
         value = members.pop(name)
-        row = TABLE.get(name)
-        if row is None:
+        treatment = TABLE.get(name)
+        if treatment is None:
             warnings.ignore(name)
-        elif isinstance(row, Alias):
-            _rename(members, name, value, next((to for to in row.to if to in fields), None), warnings)
-        elif not isinstance(row, Hint) and msgspec.json.decode(value) not in (None, *row.neutral):
-            if isinstance(row, Unsupported):
-                raise refusal(name, row.remedy)
-            warnings.add(row.text, name)
+        elif isinstance(treatment, Alias):
+            _rename(members, name, value, next((to for to in treatment.to if to in fields), None), warnings)
+        elif not isinstance(treatment, Hint) and msgspec.json.decode(value) not in (None, *treatment.neutral):
+            if isinstance(treatment, Unsupported):
+                raise refusal(name, treatment.remedy)
+            warnings.add(treatment.text, name)
     return msgspec.json.encode(members)
 
 

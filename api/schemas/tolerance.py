@@ -24,7 +24,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Ignored with a warning of its own, unless the value is neutral: the client should know."""
+    """Ignored. The client gets a warning of its own, unless the value is neutral."""
 
     text: str
     neutral: tuple[Any, ...] = ()

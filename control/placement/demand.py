@@ -206,7 +206,7 @@ class WakePlanner:
             (one for one in models if one.demand.replicas == 0 and one.traffic.queued and not one.spec.paused),
             key=lambda model: (model.demand.waiting, model.spec.name),
         )
-        self._woken = WakePlan()
+        self._plan = WakePlan()
 
     def wake(self, may_evict: Mapping[str, bool]) -> WakePlan:
         """`may_evict`: by model, whether its tenants may have others give way now."""
@@ -219,10 +219,10 @@ class WakePlanner:
             if victims:
                 self._take(model, victims)
             elif not self._fits(model, self._emptied):
-                self._woken.hopeless[name] = self._refusal(model)
+                self._plan.hopeless[name] = self._refusal(model)
             else:
-                self._woken.waits[name] = "waits for memory that other models use"
-        return self._woken
+                self._plan.waits[name] = "waits for memory that other models use"
+        return self._plan
 
     def _fits(self, model: ModelOnDemand, room: Room) -> bool:
         actions = place(model.spec, "new", {}, room.without({}))
@@ -238,13 +238,13 @@ class WakePlanner:
         place(model.spec, "new", {}, self._room)
         for victim in victims:
             self._sleep(victim)
-        self._woken.demands[model.spec.name] = with_replicas(model.demand, 1, self._now)
-        self._woken.gave_way[model.spec.name] = [victim.spec.name for victim in victims]
+        self._plan.demands[model.spec.name] = with_replicas(model.demand, 1, self._now)
+        self._plan.gave_way[model.spec.name] = [victim.spec.name for victim in victims]
 
     def _sleep(self, victim: ModelOnDemand) -> None:
         name = victim.spec.name
-        demand = self._woken.demands.get(name, victim.demand)
-        self._woken.demands[name] = with_replicas(demand, victim.spec.least_replicas, self._now)
+        demand = self._plan.demands.get(name, victim.demand)
+        self._plan.demands[name] = with_replicas(demand, victim.spec.least_replicas, self._now)
         del self._models[name]
 
     def _without(self, victims: Iterable[ModelOnDemand]) -> Room:

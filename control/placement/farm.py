@@ -91,9 +91,9 @@ def drain_replica(client: SyncRedis, model: str, replica: str) -> list[tuple[str
     assigned = [
         (host, assignment) for host, assignments in all_assignments(client).items() for assignment in assignments
     ]
-    parts = [(host, one) for host, one in assigned if one.place == (model, replica)]
+    parts = [(host, assignment) for host, assignment in assigned if assignment.place == (model, replica)]
     if not parts:
-        names = sorted({one.replica for _, one in assigned if one.spec.name == model})
+        names = sorted({assignment.replica for _, assignment in assigned if assignment.spec.name == model})
         raise SettingsError(f"model '{model}' has no replica '{replica}'; it has {', '.join(names) or 'none'}")
     for host, assignment in parts:
         withdraw(client, host, assignment)

@@ -134,7 +134,7 @@ class Asking:
         giving = [
             place
             for place, parts in self._lenders.items()
-            if place in self._targets or any(part.kv_target is not None for part in parts.values())
+            if place in self._targets or any(other.kv_target is not None for other in parts.values())
         ]
         return [f"{model}:{replica}" for model, replica in sorted(giving)]
 
@@ -174,7 +174,7 @@ class Asking:
         token."""
         for place, parts in self._lenders.items():
             part = parts.get(host_id)
-            if part is None or any(part.kv_target is not None for part in parts.values()):
+            if part is None or any(other.kv_target is not None for other in parts.values()):
                 continue
             need = current_need(part.spec, self._room.needs)
             assert need is not None

@@ -309,7 +309,7 @@ def place(spec: ModelSpec, replica: str, parts: Parts, room: Room) -> list[Actio
             device_memory=_device_memory(sizes, devices, room, host_id),
             kv_tokens=kv_tokens,
             shares=sizes.shares,
-            kv_target=next((part.kv_target for part in parts.values()), None),
+            kv_target=next((other.kv_target for other in parts.values()), None),
         )
         room.replace(host_id, part, assignment)
         actions.append(Assign(host_id, assignment))

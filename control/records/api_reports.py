@@ -1,6 +1,7 @@
 """Reports of API processes to operators: requests that ended, and files of models that broke their bounds.
 
-Each is kept for an hour at most. Of the ended requests the newest of all processes together are kept.
+The newest requests of all processes together are kept for an hour, the breaches of a model until an hour after its
+last one.
 """
 
 from __future__ import annotations

@@ -269,12 +269,12 @@ def _depart(client: SyncRedis, commands: Sequence[RedisCommand]) -> Pipeline | R
         return error
 
 
-def _arrive(client: SyncRedis, wire: Pipeline | Routed[list[Any]] | Exception) -> list[Any] | Exception:
+def _arrive(client: SyncRedis, departed: Pipeline | Routed[list[Any]] | Exception) -> list[Any] | Exception:
     """The second half: the replies, or the exception that it failed with."""
-    if isinstance(wire, Exception):
-        return wire
+    if isinstance(departed, Exception):
+        return departed
     try:
-        return wire.replies()
+        return departed.replies()
     except ABSENT as error:
         drop_idle(client, error)
         return error
@@ -487,7 +487,7 @@ class Batches:
     async def _exchange(self, batch: list[_Waiting]) -> None:
         outcomes: list[Any]
         try:
-            outcomes = await arun_all(self._client, [waiting_call.call for waiting_call in batch])
+            outcomes = await arun_all(self._client, [one.call for one in batch])
         except asyncio.CancelledError:
             for one in batch:
                 one.answer.cancel()

@@ -180,7 +180,10 @@ def formations(model: str, replica: str) -> Call[list[Formation]]:
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """The reason for which `epoch` must be left; `rank` caused or noticed it, and is -1 where no rank did."""
+    """The reason for which `epoch` must be left: the state of a device or of the collectives can't be trusted.
+
+    The first process to notice it sets it. `rank` caused or noticed it, and is -1 where no rank did.
+    """
 
     epoch: int
     rank: int
@@ -259,7 +262,8 @@ def faults(model: str, replica: str, since_ms: int = 0, until_ms: int | None = N
 
 
 class EndReason(msgspec.Struct, frozen=True):
-    """`host` and `pid` name the process, because a later one may have the same rank."""
+    """The reason for which a process ended; the agent sees no more than an exit status. `host` and `pid` name the
+    process, because a later one may have the same rank."""
 
     host: str
     pid: int
@@ -288,7 +292,8 @@ AgentState = Literal["starting", "running", "backoff", "draining", "failed", "un
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """`detail` is for the operator: what is going on, or why it is not."""
+    """What heartbeats can't tell, because no rank may be there. `detail` is for the operator: what is going on, or why
+    it is not."""
 
     state: AgentState = "starting"
     detail: str = ""

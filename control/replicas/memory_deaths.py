@@ -95,7 +95,7 @@ def why(host: str, youngest: Occupant, other_replicas: Sequence[Occupant], memor
 
 
 def note_death(host: str, pid: int, model: str, replica: str, rank: int) -> list[Call[int]]:
-    """The calls that store a death; twice counts once."""
+    """The calls that store a death, which outlives agent and supervisor; twice counts once."""
     stream = keys.memory_deaths(host)
     words = ("pid", pid, "model", model, "replica", replica, "rank", rank)
     return [

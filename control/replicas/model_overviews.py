@@ -1,5 +1,5 @@
 """The state of every model and replica, which follows from what Redis holds. The operator, /ready, refusals and the
-rollout of a change need it. A reading of 64 models takes two round trips.
+rollout of a change need it. Up to 64 models are read in two round trips, after one for their names.
 """
 
 from __future__ import annotations
@@ -461,7 +461,8 @@ def shared_overviews(client: SyncRedis) -> list[Overview]:
 
 
 def reading_shared() -> Steps[list[Overview]]:
-    """The round trips of `shared_overviews`: one where another process has read them."""
+    """The round trips of `shared_overviews`: one where another process has read them. In a large farm each reading is
+    thousands of commands."""
     turn = write("SET", keys.OVERVIEWS_LOCK, "1", "NX", "PX", constants.ROUND_MS, parse=bool)
     stored = read("GET", keys.OVERVIEWS, parse=optional_text)
     is_reader, stored_text, names = yield [turn, stored, catalog.names()]

@@ -138,7 +138,9 @@ replica has ended its trial; the caller tries them."""
 
 
 def note_suspects(lease: Lease, docket: str, suspects: Collection[str], cleared: Collection[str]) -> Call[None]:
-    """Keep `docket` (JSON, "" to forget it) for the replica's next leader, and mark the requests in their hashes.
+    """Keep `docket` for the replica's next leader, and mark the requests in their hashes.
+
+    The docket is the crash record: the requests of steps that crashed, and the suspects (JSON; "" to forget it).
 
     It takes the place of the dockets that the replica inherited, too. Raises Lost or Fenced.
     """

@@ -66,7 +66,8 @@ SPLIT_PATTERNS = frozenset(
         rf",\s(?=\p{{N}})|'(?:s|t|re|ve|m|ll|d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}",
     )
 )
-"""Those that are known to take time in proportion to the text. The last one is the demonstration model's."""
+"""Patterns by which published tokenizers cut texts, known to take time in proportion to the text. The last one is the
+demonstration model's."""
 
 
 MOST_GROWTH = 80
@@ -74,8 +75,9 @@ MOST_GROWTH = 80
 MOST_DECODED_GROWTH = 16
 MOST_TOKEN_BYTES = 16_384
 """Of a token; published ones have some hundred at most."""
-MOST_ADDED_BYTES = 1 << 20
-"""Of all added tokens. They are made into one automaton, which takes seconds and gigabytes for long ones."""
+MOST_ADDED_BYTES = 4 << 20
+"""Of all added tokens. They are made into one automaton, which takes seconds and gigabytes for long ones. Those of
+vocabularies with tens of thousands of codes of speech or images take one to three."""
 MOST_PIECES = 1 << 20
 """Of a vocabulary; the largest published one has 901,629. In the seconds for more no other Python thread runs."""
 _MOST_PREFIX = 64

@@ -76,7 +76,10 @@ def strike_all(
     records: list[StrikeRecord],
     say: Callable[[str], None],
 ) -> None:
-    """Make all strikes and append each to `done`. Raises ChaosError if the farm does not recover from one."""
+    """Make all strikes and append a record of each to `records`.
+
+    Raises ChaosError if the farm does not recover from one.
+    """
     since = time.monotonic()
     for number, strike in enumerate(strikes, 1):
         if not strike.early:

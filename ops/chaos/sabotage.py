@@ -13,12 +13,12 @@ FRAIL = Sabotage(
     """
 forward = module.Step.forward
 
-def frail(step, *how):
+def frail(step, *arguments):
     rows = step.command.change.rows
     if step.rank == 0 and any(len(row.tokens) >= 8 and set(row.tokens) == {11} for row in rows):
         import os, signal
         os.kill(os.getpid(), signal.SIGSEGV)
-    return forward(step, *how)
+    return forward(step, *arguments)
 
 module.Step.forward = frail
 """,

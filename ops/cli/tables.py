@@ -96,7 +96,7 @@ def echo_json(data: Any) -> None:
 
 
 def utc(seconds: float) -> str:
-    """A time, in seconds since 1970.
+    """The time `seconds` after 1970 began, in UTC, as ISO 8601.
 
     >>> utc(0)
     '1970-01-01T00:00:00+00:00'

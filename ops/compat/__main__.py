@@ -114,11 +114,11 @@ def _farm(base_url: str | None) -> Generator[tuple[str, str]]:
 
 
 def _clients_of(names: tuple[str, ...]) -> list[Client]:
-    clients_of = [find_client(name) for name in names] if names else list(CLIENTS)
-    unknown = [name for name, client in zip(names, clients_of, strict=False) if client is None]
+    clients = [find_client(name) for name in names] if names else list(CLIENTS)
+    unknown = [name for name, client in zip(names, clients, strict=False) if client is None]
     if unknown:
         raise SettingsError(f"Unknown client {unknown[0]!r}; known are {', '.join(client.name for client in CLIENTS)}.")
-    return [client for client in clients_of if client is not None]
+    return [client for client in clients if client is not None]
 
 
 if __name__ == "__main__":

@@ -81,12 +81,12 @@ def _small_talk() -> tuple[tuple[tuple[str, ...], str], ...]:
 
 @cache
 def _facts() -> tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...]:
-    scores = []
+    facts = []
     for fact in VOCABULARY + SITUATIONS:
         by_term = [form.format(term) for term in fact.terms for form in TERM_QUESTIONS]
         by_pattern = [question for pattern in fact.questions for question in expand(pattern)]
-        scores.append((tuple(by_term), tuple(by_pattern), fact.answer))
-    return tuple(scores)
+        facts.append((tuple(by_term), tuple(by_pattern), fact.answer))
+    return tuple(facts)
 
 
 def small_talk(rng: random.Random) -> Example:

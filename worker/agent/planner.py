@@ -81,29 +81,29 @@ class Planner:
         """Bring assignments in line with the desired models; True if that is not done yet."""
         view = self._farm.read(self.on_demand.quiet)
         specs = view.specs
-        held = view.by_host
+        by_host = view.by_host
         hosts = view.hosts
         living = {host.id for host in hosts}
-        unattended = self._unattended(held, living)
+        unattended = self._unattended(by_host, living)
         states: dict[str, set[Place]] = {"loaded": set(), "failed": set()}
         needs, awaited = self._needs(view)
         counts = self.on_demand.turn(view, needs, awaited, self._stuck, self._assets(view))
-        settled = is_settled(specs, hosts, held, unattended, needs, counts)
+        settled = is_settled(specs, hosts, by_host, unattended, needs, counts)
         if not settled:
             for overview in model_overviews.overviews(self._client):
                 for replica in overview.replicas:
                     states.setdefault(replica.state, set()).add((overview.model, replica.replica))
         awaited -= {name for name, count in counts.items() if count == 0}  # nothing waits for models that sleep
         if awaited:  # shares are those of all models that are to be placed
-            assigned_names = {assignment.spec.name for assignments in held.values() for assignment in assignments}
+            assigned_names = {assignment.spec.name for assignments in by_host.values() for assignment in assignments}
             awaited |= {spec.name for spec in specs if spec.name not in assigned_names and not spec.unload}
         placeable = [spec for spec in specs if spec.name not in awaited]
-        state = (placeable, hosts, held, states["loaded"], states["failed"], unattended, needs, counts)
-        uses = health.kv_uses(self._client, held, needs) if is_giving_back(held) else {}
+        state = (placeable, hosts, by_host, states["loaded"], states["failed"], unattended, needs, counts)
+        uses = health.kv_uses(self._client, by_host, needs) if is_giving_back(by_host) else {}
         actions = plan(*state, uses)
         unplaced = [action for action in actions if isinstance(action, Unplaceable)]
         if any(not unplaceable.waits for unplaceable in unplaced) and not uses:
-            uses = health.kv_uses(self._client, held, needs)
+            uses = health.kv_uses(self._client, by_host, needs)
             actions = plan(*state, uses) if uses else actions
             unplaced = [action for action in actions if isinstance(action, Unplaceable)]
         seeking = {
@@ -112,18 +112,18 @@ class Planner:
             if not unplaceable.waits and self._seeks_uneven(unplaceable, specs, hosts, needs)
         }
         unplaced = [unplaceable for unplaceable in unplaced if unplaceable not in seeking]
-        making_room = any(assignment.withdrawn for assignments in held.values() for assignment in assignments)
+        making_room = any(assignment.withdrawn for assignments in by_host.values() for assignment in assignments)
         making_room = making_room or any(isinstance(action, Withdraw) for action in actions)
         making_room = making_room or any(unplaceable.waits for unplaceable in unplaced)
         for action in actions:
             if not isinstance(action, Unplaceable):
-                self._write(action, held, living, unattended)
+                self._write(action, by_host, living, unattended)
         self._take_back({(unplaceable.model, unplaceable.replica) for unplaceable in unplaced})
         self._stuck = set() if making_room else {unplaceable.model for unplaceable in unplaced}
         placed = [action.assignment for action in actions if isinstance(action, Assign)]
         present = [
             assignment
-            for host, assignments in held.items()
+            for host, assignments in by_host.items()
             for assignment in assignments
             if host in living or (host, assignment.spec.name, assignment.replica) in unattended
         ]
@@ -132,8 +132,8 @@ class Planner:
         for unplaceable in unplaced:  # after the retirement of what had its name before
             if not (unplaceable.model in counts and making_room):
                 self._tell(unplaceable)
-        self._tidy(specs, held)
-        unfinished = not settled or bool(actions) or bool(awaited) or self.on_demand.waking or is_giving_back(held)
+        self._tidy(specs, by_host)
+        unfinished = not settled or bool(actions) or bool(awaited) or self.on_demand.waking or is_giving_back(by_host)
         return unfinished or bool(seeking) or any(spec.unload for spec in specs)
 
     def _seeks_uneven(
@@ -207,14 +207,17 @@ class Planner:
                     assets_by_model[spec.name] = assets
         return assets_by_model
 
-    def _unattended(self, held: dict[str, list[Assignment]], living: set[str]) -> set[Part]:
+    def _unattended(self, by_host: dict[str, list[Assignment]], living: set[str]) -> set[Part]:
         """The parts on hosts that don't beat whose ranks live all the same: only the agent there is away.
 
         A leader lives that renews its replica's lock, another rank that has a heartbeat.
         """
         unattended: set[Part] = set()
         for host, assignment in (
-            (host, assignment) for host, assignments in held.items() if host not in living for assignment in assignments
+            (host, assignment)
+            for host, assignments in by_host.items()
+            if host not in living
+            for assignment in assignments
         ):
             model = assignment.spec.name
             replica = assignment.replica
@@ -262,7 +265,7 @@ class Planner:
         }
 
     def _write(
-        self, action: Action, held: dict[str, list[Assignment]], living: set[str], unattended: set[Part]
+        self, action: Action, by_host: dict[str, list[Assignment]], living: set[str], unattended: set[Part]
     ) -> None:
         match action:
             case Assign(host, assignment):
@@ -273,15 +276,15 @@ class Planner:
                     replica=assignment.replica,
                     action="replica_assign",
                 )
-                self._forget_failure(host, assignment, held)
+                self._forget_failure(host, assignment, by_host)
                 farm.assign(self._client, host, assignment)
                 place = assignment.spec.name, assignment.replica
-                others = [other for other in held.get(host, []) if (other.spec.name, other.replica) != place]
-                held[host] = [*others, assignment]  # a withdrawal of the same plan is of what it has now
+                others = [other for other in by_host.get(host, []) if (other.spec.name, other.replica) != place]
+                by_host[host] = [*others, assignment]  # a withdrawal of the same plan is of what it has now
             case Withdraw(host, model, replica) if host not in living and (host, model, replica) not in unattended:
                 farm.remove_assignment(self._client, host, model, replica)
             case Withdraw(host, model, replica, at_once):
-                for assignment in held[host]:
+                for assignment in by_host[host]:
                     if (assignment.spec.name, assignment.replica) == (model, replica) and not assignment.withdrawn:
                         log.info(
                             "replica withdrawn", host=host, model=model, replica=replica, action="replica_withdraw"
@@ -299,17 +302,17 @@ class Planner:
             health.write_status(self._client, *place, "starting", unplaced.why)
             self._waits[place] = unplaced.why
 
-    def _forget_failure(self, host: str, assignment: Assignment, held: dict[str, list[Assignment]]) -> None:
+    def _forget_failure(self, host: str, assignment: Assignment, by_host: dict[str, list[Assignment]]) -> None:
         """A failure on another host is no reason to expect one here."""
         place = assignment.spec.name, assignment.replica
-        if place not in {(assignment.spec.name, assignment.replica) for assignment in held.get(host, ())}:
+        if place not in {(assignment.spec.name, assignment.replica) for assignment in by_host.get(host, ())}:
             status = run(self._client, health.status_of(*place))
             if status is not None and status.state == "failed":
                 health.clear_status(self._client, *place)
 
-    def _tidy(self, specs: list[ModelSpec], held: dict[str, list[Assignment]]) -> None:
+    def _tidy(self, specs: list[ModelSpec], by_host: dict[str, list[Assignment]]) -> None:
         """Forget models whose ranks have all ended, and end the requests that no leader is there to end."""
-        assigned = {assignment.spec.name for assignments in held.values() for assignment in assignments}
+        assigned = {assignment.spec.name for assignments in by_host.values() for assignment in assignments}
         for spec in specs:
             if spec.unload and spec.name not in assigned:
                 ended = abandon(self._client, spec.name, f"the model '{spec.name}' was unloaded")

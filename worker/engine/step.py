@@ -73,8 +73,6 @@ class Engine:
         """True if a row may have guesses: its logits have the same bits as those of its tokens one by one."""
         return self.model.batch_invariant
 
-    # --- an epoch ----------------------------------------------------------------------------------------------------
-
     def prepare(self) -> None:
         """Make ready for an epoch's steps; every rank of the group does this at the same time."""
         if self.model.device != "cpu":
@@ -103,8 +101,6 @@ class Engine:
         self.leave()
         self.model.join(collective)
         self.collective = collective
-
-    # --- the batch ---------------------------------------------------------------------------------------------------
 
     def change(self, command: GenerateStep) -> list[Row]:
         """Apply a command to the batch; returns the rows of its first forward: the continuing sequences by ascending
@@ -165,8 +161,6 @@ class Engine:
         for sid in change.dropped_snapshots:
             self.store.drop_snapshots(sid)
 
-    # --- a forward ---------------------------------------------------------------------------------------------------
-
     def forward(self, rows: list[Row], targets: Mapping[int, ScoreTarget]) -> tuple[Logits, PromptScores]:
         """The logits of the sampled rows, and the scores of `targets`; the rows without guesses are cached then. Raises
         RankError: `forward_failed`, caused by the first error. Nothing is cached then, and the same command may be run
@@ -215,8 +209,6 @@ class Engine:
         following = self.ahead.following(rows)
         if following and self._check.needed(following) <= self.store.capacity_tokens:
             self.ahead.launch(rows, following, tokens)
-
-    # --- after it ----------------------------------------------------------------------------------------------------
 
     def broadcast(self, numbers: list[int]) -> list[int]:
         """Rank 0's numbers on every rank."""

@@ -155,7 +155,7 @@ class CacheLayout:
         by_shape: dict[tuple[int, int, int | None, int], list[int]] = {}
         for number, layer in enumerate(self.layers):
             if layer.source is None:
-                windows = [layer.window for at, layer in enumerate(self.layers) if number in (at, layer.source)]
+                windows = [other.window for at, other in enumerate(self.layers) if number in (at, other.source)]
                 window = None if None in windows else max(width for width in windows if width is not None)
                 shape = layer.kv_heads, layer.head_dim, window, layer.parts
                 by_shape.setdefault(shape, []).append(number)
@@ -165,7 +165,7 @@ class CacheLayout:
     def places(self) -> tuple[tuple[int, int], ...]:
         """By layer: the group that has its keys and values, and its index in the group."""
         places = {
-            layer: (at, group.layers.index(layer)) for at, group in enumerate(self.groups) for layer in group.layers
+            index: (at, group.layers.index(index)) for at, group in enumerate(self.groups) for index in group.layers
         }
         return tuple(
             places[number if layer.source is None else layer.source] for number, layer in enumerate(self.layers)

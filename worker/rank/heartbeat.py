@@ -429,10 +429,10 @@ class Heartbeat:
         beats = health.heartbeats(self._client, self._model, self._replica, self._world_size)
         silent = [rank for rank, beat in enumerate(beats) if beat is None and rank != self._rank]
         culprit = silent[0] if silent else -1
-        heartbeats = f"rank {culprit} has no heartbeat" if silent else "every rank still beats"
+        observation = f"rank {culprit} has no heartbeat" if silent else "every rank still beats"
         message = (
             f"the command after {self._progress.seq} has taken {self._progress.pending_ms} ms, and no rank has got on "
-            f"with it for {self._progress.stalled_s:.1f} s; {heartbeats}"
+            f"with it for {self._progress.stalled_s:.1f} s; {observation}"
         )
         log.error("a step is overdue", culprit=culprit, pending_ms=self._progress.pending_ms, action="poison")
         run_all(self._client, [health.poison(self._model, self._replica, self._epoch, culprit, "deadline", message)])

@@ -206,7 +206,7 @@ def token_ids(source: dict[str, Any], name: str) -> list[int] | None:
     values: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
     if value is None:
         return None
-    if not all(is_whole(number, 0) for number in values):
+    if not all(is_whole(token, 0) for token in values):
         raise _wrong(name, value, "a token id or a list of them")
     return values
 

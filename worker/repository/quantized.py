@@ -129,8 +129,8 @@ def _check_share(module: str, linear: QuantizedLinear, ends: tuple[int, ...], tp
         ends = ()  # heads are shared evenly
     if not _shared(linear, ends, tp):
         raise UnsupportedArchitecture(
-            f"{linear.weight} has {linear.inputs} inputs in groups of {linear.unit}, which {tp} ranks can't share by "
-            f"whole groups. Use one of --tp {validation.fitting_ranks(lambda tp: _shared(linear, ends, tp))}."
+            f"{linear.weight} has {linear.inputs} inputs in units of {linear.unit}, which {tp} ranks can't share by "
+            f"whole units. Use one of --tp {validation.fitting_ranks(lambda ranks: _shared(linear, ends, ranks))}."
         )
 
 

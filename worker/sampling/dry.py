@@ -76,9 +76,8 @@ class Repetitions:
             for breaker in breakers:
                 place = window.rfind(breaker, 0, len(text) + len(breaker) - 1)
                 if place >= 0:
-                    tail_length = end - (
-                        place + len(breaker) - len(text)
-                    )  # characters from the breaker's end to the text's
+                    # Characters from the breaker's end to the text's.
+                    tail_length = end - (place + len(breaker) - len(text))
                     return sum(1 for start in starts if start <= tail_length)
             end += len(text)
             starts.append(end)

@@ -298,9 +298,9 @@ class Scheduler:
         all_known = [*running.values(), *map(self._prefixes.sequence, cached)]
         snapshots = {sequence.sid: len(sequence.snapshots) for sequence in all_known if sequence.snapshots}
         running_or_cached = running.keys() | set(cached)
+        differ = holders.keys() != running_or_cached
         faults = {
-            "KV is held by a sequence that neither runs nor is kept, or the reverse": holders.keys()
-            != running_or_cached,
+            "KV is held by a sequence that neither runs nor is kept, or the reverse": differ,
             "a sequence caches more than it reserved": any(
                 account.rounded(s.cached) > holders.get(s.sid, 0) for s in running.values()
             ),

@@ -31,7 +31,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Cursor:
-    """A place in a header. Each method moves it, or raises ModelFilesError that says `what` could not be read."""
+    """A place in a header. Each method moves it, or raises ModelFilesError that says `subject` could not be read."""
 
     def __init__(self, data: bytes | mmap.mmap, path: Path, position: int) -> None:
         self.data = data

@@ -47,7 +47,8 @@ class QuantizedCheckpoint(Checkpoint):
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """The sizes of the groups of feed-forward layers; the largest first."""
+        """The inputs of feed-forward layers that stay together, at whose multiples the ranks' shares end; the largest
+        first."""
         return borders({name.removesuffix(".weight"): layer for name, layer in self._layers.items()})
 
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Any:
@@ -66,7 +67,7 @@ class QuantizedCheckpoint(Checkpoint):
         group = linear.group if linear.group < linear.inputs else columns[1] - columns[0]
         if columns[0] % linear.unit:
             raise UnsupportedArchitecture(
-                f"{linear.weight}: inputs from {columns[0]} on cut a group of {linear.unit}. Use --tp 1."
+                f"{linear.weight}: inputs from {columns[0]} on cut a unit of {linear.unit}. Use --tp 1."
             )
         if linear.kind != INT4:
             return self._eight_bits(linear, rows, columns, group)

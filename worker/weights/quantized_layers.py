@@ -77,7 +77,8 @@ class QuantizedLinear:
 
     @property
     def unit(self) -> int:
-        """Neighbouring inputs that stay on one rank: a group of several, or those of four bits in one number."""
+        """Neighbouring inputs that stay on one rank: a group, or without groups eight inputs of four bits, which one
+        number holds in most schemes."""
         if self.group < self.inputs:
             return self.group
         return 8 if self.kind == INT4 else 1

@@ -305,18 +305,18 @@ def _place(phase: Phase) -> tuple[int, int]:
 def _epochs(
     handovers: list[tuple[str, int, int]],
     faults: list[tuple[str, health.Fault]],
-    formed: list[tuple[str, health.Formation]],
+    formations: list[tuple[str, health.Formation]],
     until: int | None,
 ) -> list[RequestEpoch]:
     """The hand-overs, each with what ended it."""
     ends = [*(at_ms for _, _, at_ms in handovers[1:]), until]
     by_epoch = {(name, one.epoch): one for name, one in faults}
-    formations = {(name, one.epoch): one for name, one in formed}
+    formation_of = {(name, one.epoch): one for name, one in formations}
     epochs: list[RequestEpoch] = []
     for (replica, epoch, at_ms), end in zip(handovers, ends, strict=bool(handovers)):
         fault = by_epoch.get((replica, epoch))
         stop = fault.at_ms if fault is not None else end
-        formation = formations.get((replica, epoch))
+        formation = formation_of.get((replica, epoch))
         epochs.append(
             RequestEpoch(replica=replica, epoch=epoch, at_ms=at_ms, until_ms=stop, formed=formation, fault=fault)
         )

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import click
 import msgspec
 
-from ops.harness.exchange import Address, HttpConnection, chat, close_all, get
+from ops.harness.connection import Address, HttpConnection, chat, close_all, get
 
 CHAT_EVERY_S = 0.13
 """No multiple of a leader's step, so that all moments of a step are met."""
@@ -52,10 +52,10 @@ class NeighbourReport(msgspec.Struct):
 
 
 class Request:
-    """One that is under way on `exchange`."""
+    """One that is under way on `connection`."""
 
-    def __init__(self, exchange: HttpConnection, due: float, times: list[float], *, stream: bool, keep: bool) -> None:
-        self.exchange = exchange
+    def __init__(self, connection: HttpConnection, due: float, times: list[float], *, stream: bool, keep: bool) -> None:
+        self.connection = connection
         self.due = due
         self.times = times
         self.stream = stream
@@ -66,7 +66,7 @@ class Request:
 
     def look(self, gaps: list[float]) -> None:
         """Time the first token and the gaps between tokens, or the whole answer where it is no stream."""
-        answer = self.exchange.answer
+        answer = self.connection.answer
         now = time.monotonic()
         tokens = len(_TOKEN.findall(answer.data)) if self.stream else 0
         answered = tokens or (answer.whole and not self.stream)
@@ -131,7 +131,7 @@ class Neighbour:
     def _begin(self, due: float, *, stream: bool, keep: bool) -> None:
         idle = self._idle[stream]
         reused = keep and bool(idle)
-        exchange = idle.pop() if reused else HttpConnection(self._selector, self._address)
+        connection = idle.pop() if reused else HttpConnection(self._selector, self._address)
         if not stream:
             request = get(self._address, "/health")
             times = self.report.health_ms
@@ -139,32 +139,32 @@ class Neighbour:
             number = next(self._numbers)
             request = chat(self._address, self._model, number, TOKENS, stream=True, key=self._key)
             times = self.report.kept_ms if reused else self.report.fresh_ms
-        self._under_way[exchange] = Request(exchange, due, times, stream=stream, keep=keep)
+        self._under_way[connection] = Request(connection, due, times, stream=stream, keep=keep)
         self.report.late_ms.append(1000 * (time.monotonic() - due))
-        exchange.send(request)
-        if not exchange.connected:
-            self._fail(self._under_way.pop(exchange))
+        connection.send(request)
+        if not connection.connected:
+            self._fail(self._under_way.pop(connection))
 
-    def _proceed(self, exchange: HttpConnection) -> None:
-        piece = exchange.proceed()
-        if exchange not in self._under_way:
+    def _proceed(self, connection: HttpConnection) -> None:
+        piece = connection.proceed()
+        if connection not in self._under_way:
             return  # an idle connection that the server has closed
-        request = self._under_way[exchange]
+        request = self._under_way[connection]
         request.look(self.report.gaps_ms)
-        if piece is not None and not exchange.answer.whole:
+        if piece is not None and not connection.answer.whole:
             return
-        del self._under_way[exchange]
-        if not request.answered or not exchange.answer.whole:
+        del self._under_way[connection]
+        if not request.answered or not connection.answer.whole:
             self._fail(request)
         elif request.keep:
-            self._idle[request.stream].append(exchange)
+            self._idle[request.stream].append(connection)
             return
-        exchange.close()
+        connection.close()
 
     def _fail(self, request: Request) -> None:
         kind = "stream" if request.stream else "/health"
         waited = time.monotonic() - request.due
-        text = bytes(request.exchange.answer.data[-200:]).decode("latin-1")
+        text = bytes(request.connection.answer.data[-200:]).decode("latin-1")
         self.report.failed.append(f"{kind} after {waited:.1f} s: {text or 'no answer'}")
 
 

@@ -14,7 +14,7 @@ from ops.harness.program import table_row
 
 @dataclass(frozen=True)
 class Comparison:
-    """The results beside the machine's limits. The other rows are compared with the first row of the plan."""
+    """The results beside the machine's limits. Every later row is compared with the first row of the plan."""
 
     machine: str
     """In words."""

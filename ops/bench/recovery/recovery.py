@@ -71,7 +71,7 @@ class RankStrike:
 
 
 @contextmanager
-def scene(shape: str | None = None, length: int = LENGTH) -> Generator[RecoveryFarm]:
+def recovery_farm(shape: str | None = None, length: int = LENGTH) -> Generator[RecoveryFarm]:
     """The demonstration model in float64, or a random one of that shape in float32; requests of `length` tokens.
 
     Raises ModelUnavailable where the farm can't be started.
@@ -87,11 +87,11 @@ def scene(shape: str | None = None, length: int = LENGTH) -> Generator[RecoveryF
         yield RecoveryFarm(client, prompt, expected)
 
 
-def strike(scene: RecoveryFarm, streams: int, rank: int, number: signal.Signals) -> RankStrike:
-    """Start `streams` requests and send `how` to the rank's process in the midst of them."""
-    client = scene.client
+def strike(farm: RecoveryFarm, streams: int, rank: int, strike_signal: signal.Signals) -> RankStrike:
+    """Start `streams` requests and send `strike_signal` to the rank's process in the midst of them."""
+    client = farm.client
     epoch = wait_until_whole(client)
-    rids = [submit(client, scene.prompt, len(scene.expected)) for _ in range(streams)]
+    rids = [submit(client, farm.prompt, len(farm.expected)) for _ in range(streams)]
     wait_for_length(client, rids[0], STRIKE_AT)
     beat = health.heartbeats(client, DEMO, "r0", 2)[rank]
     if beat is None:
@@ -99,7 +99,7 @@ def strike(scene: RecoveryFarm, streams: int, rank: int, number: signal.Signals)
     length = log_length(client, rids[0])
     struck_at = time.monotonic()
     struck_ms = now_ms()
-    os.kill(beat.pid, number)
+    os.kill(beat.pid, strike_signal)
 
     def epoch_ended() -> bool:
         nonlocal length
@@ -115,7 +115,7 @@ def strike(scene: RecoveryFarm, streams: int, rank: int, number: signal.Signals)
     wait_for_length(client, rids[0], length + 1)
     gap_s = time.monotonic() - struck_at
     token_ms = now_ms()
-    same = sum(answer == scene.expected for answer in finished(client, rids))
+    same = sum(answer == farm.expected for answer in finished(client, rids))
     return RankStrike(gap_s, observe(client, DEMO, "r0", epoch, struck_ms, token_ms), same, streams)
 
 
@@ -133,12 +133,12 @@ class AgentStrike:
     streams: int
 
 
-def strike_agent(scene: RecoveryFarm, streams: int) -> AgentStrike:
+def strike_agent(farm: RecoveryFarm, streams: int) -> AgentStrike:
     """Keep `streams` requests under way and kill the agent in the midst of them."""
-    client = scene.client
-    before = (wait_until_whole(scene.client), _pids(scene.client))
+    client = farm.client
+    before = (wait_until_whole(farm.client), _pids(farm.client))
     [(host, agent)] = membership.agents(client).items()
-    rids = [submit(client, scene.prompt, len(scene.expected)) for _ in range(streams)]
+    rids = [submit(client, farm.prompt, len(farm.expected)) for _ in range(streams)]
     wait_for_length(client, rids[0], STRIKE_AT)
     os.kill(agent, signal.SIGKILL)
     struck_at = last = time.monotonic()
@@ -153,7 +153,7 @@ def strike_agent(scene: RecoveryFarm, streams: int) -> AgentStrike:
         if entries != tokens:
             tokens, longest, last = entries, max(longest, now - last), now
         running = [rid for rid, over in zip(running, ended, strict=True) if not over]
-        new = [submit(client, scene.prompt, len(scene.expected)) for _ in range(streams - len(running))]
+        new = [submit(client, farm.prompt, len(farm.expected)) for _ in range(streams - len(running))]
         rids, running = rids + new, running + new
         if adopted is None and membership.agents(client).get(host) not in (None, agent):
             adopted = now - struck_at
@@ -162,7 +162,7 @@ def strike_agent(scene: RecoveryFarm, streams: int) -> AgentStrike:
         time.sleep(TICK_S)
     longest = max(longest, time.monotonic() - last)
     same_processes = (health.read_epoch(client, DEMO, "r0"), _pids(client)) == before
-    same = sum(answer == scene.expected for answer in finished(client, rids))
+    same = sum(answer == farm.expected for answer in finished(client, rids))
     return AgentStrike(longest, adopted, same_processes, same, len(rids))
 
 
@@ -312,10 +312,10 @@ def recovery(
     """
     strikes: dict[str, list[RankStrike]] = {fault: [] for fault in FAULTS}
     agents: list[AgentStrike] = []
-    with scene(shape, length) as farm:
+    with recovery_farm(shape, length) as farm:
         for _ in range(times):
-            for fault, (rank, number) in FAULTS.items():
-                rank_strike = strike(farm, streams, rank, number)
+            for fault, (rank, strike_signal) in FAULTS.items():
+                rank_strike = strike(farm, streams, rank, strike_signal)
                 strikes[fault].append(rank_strike)
                 say(f"{fault}: next token after {rank_strike.gap_s:.2f} s, {rank_strike.same}/{streams} as undisturbed")
             agents.append(strike_agent(farm, streams))

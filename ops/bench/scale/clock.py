@@ -173,8 +173,8 @@ def figure_of(name: str, rounds: Sequence[Round], limit: float) -> Figure:
     The log has the commands inside scripts too, each with a shorter time than its script: what is left out are only the
     shortest times.
     """
-    logged = sorted((entry for each in rounds for entry in each.logged), reverse=True)[
-        : sum(each.commands for each in rounds)
+    logged = sorted((entry for round_ in rounds for entry in round_.logged), reverse=True)[
+        : sum(round_.commands for round_ in rounds)
     ]
     milliseconds = [ms for ms, _ in logged]
     click.echo(f"{row(name, milliseconds)}  slowest: {logged[0][1]}")

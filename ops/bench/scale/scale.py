@@ -109,10 +109,10 @@ def _of_processes(client: SyncRedis, url: str, size: Size) -> list[Figure]:
 
 def _each(name: str, rounds: Sequence[Round], parts: float) -> float:
     """Print the cost of one part of a round; returns the milliseconds of the server's thread."""
-    thread = mean(each.thread for each in rounds) / parts
-    wall = mean(each.wall for each in rounds) / parts
-    commands = sum(each.commands for each in rounds) / len(rounds) / parts
-    longest = max(each.wall for each in rounds) / parts
+    thread = mean(round_.thread for round_ in rounds) / parts
+    wall = mean(round_.wall for round_ in rounds) / parts
+    commands = sum(round_.commands for round_ in rounds) / len(rounds) / parts
+    longest = max(round_.wall for round_ in rounds) / parts
     click.echo(
         f"{name}: {commands:.0f} commands, {thread:.2f} ms of the server's thread, {wall:.0f} ms in all "
         f"(longest {longest:.0f})"

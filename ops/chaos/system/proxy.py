@@ -87,7 +87,7 @@ class Proxy:
     # --- faults -----------------------------------------------------------------------------------------------------
 
     def cut(self, choose: Callable[[], bool] = lambda: True) -> int:
-        """Reset every open connection for which `chosen()`; how many they were. Nothing hinders them to come back."""
+        """Reset every open connection for which `choose()` is true. Returns how many. They may come back at once."""
 
         def strike() -> int:
             links = [link for link in self._links if link.alive and choose()]
@@ -114,8 +114,8 @@ class Proxy:
         self._arm(delay_s=seconds)
 
     def black_hole(self, choose: Callable[[], bool] = lambda: True, *, newcomers: bool = True) -> int:
-        """Silence without a reset: open connections for which `chosen()` never carry a byte again, and while it lasts
-        new ones neither (`newcomers`). Returns how many were open."""
+        """Silence without a reset: open connections for which `choose()` is true never carry a byte again, and with
+        `newcomers` new ones neither while it lasts. Returns how many were open."""
 
         def strike() -> int:
             self.black = newcomers

@@ -41,7 +41,7 @@ class RedisOutcome:
 
 
 def check_redis(reference: str) -> RedisOutcome:
-    """`named` is a URL, or a file that holds it. Raises SettingsError for one that can't be read."""
+    """`reference` is a URL, or a file that holds it. Raises SettingsError for one that can't be read."""
     client = connect(reference)
     server_address = address(client)
     outcome = RedisOutcome(client)

@@ -114,8 +114,8 @@ SILENCE_S = 120.0
 
 
 class Silence:
-    """Limits the wait for Redis or an API that does not answer. An answer with status 502 to 504 is none: the API
-    or the proxy before it has no farm."""
+    """Limits the wait for Redis or an API that does not answer. Status 502 to 504 counts as no
+    answer: the API, or the proxy before it, has no farm."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -18,9 +18,23 @@ from typing import Any
 
 import anthropic
 import openai
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, TURNS, chat_loop, check, main, messages_loop, refused, undisturbed
+from checks import (
+    BASE_URL,
+    CITY,
+    KEY,
+    LONG,
+    LOOP,
+    MODEL,
+    TURNS,
+    WEATHER,
+    chat_loop,
+    check,
+    main,
+    messages_loop,
+    refused,
+    undisturbed,
+)
 
-PARAMETERS: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 SECRET = f"sk-{secrets.token_hex(32)}"
 """The proxy refuses to start without a key of its own, or with a short one."""
 CONFIG = {
@@ -81,17 +95,15 @@ with proxy() as url:
 
     @check(f"chat: {LOOP}")
     def loop() -> None:
-        weather: Any = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
-
         def ask(messages: list[Any]) -> Any:
-            return client.chat.completions.create(model="farm", messages=messages, tools=[weather]).choices[0].message
+            return client.chat.completions.create(model="farm", messages=messages, tools=[WEATHER]).choices[0].message
 
         chat_loop(ask)
 
     @check(f"messages: {LOOP}")
     def messages() -> None:
         """The proxy translates Messages itself."""
-        weather: Any = {"name": "get_weather", "input_schema": PARAMETERS}
+        weather: Any = {"name": "get_weather", "input_schema": CITY}
 
         def ask(messages: list[Any]) -> Any:
             return claude.messages.create(model="farm", messages=messages, tools=[weather], max_tokens=400)

@@ -83,7 +83,7 @@ class Children:
         if child is None or child.channel is None:
             raise ProcessLookupError(f"process {pid} has no channel to this supervisor")
         data = line.encode() + b"\n"
-        if socket.send_fds(child.channel, [data], [listening.fileno() for listening in sockets]) < len(data):
+        if socket.send_fds(child.channel, [data], [sent.fileno() for sent in sockets]) < len(data):
             raise BlockingIOError(f"process {pid} does not read its channel")
 
     def signal(self, pid: int, number: int) -> None:

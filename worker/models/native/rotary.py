@@ -194,9 +194,9 @@ def _yarn(parameters: _Parameters, head_dim: int) -> Rotary:
     factor = parameters.number("factor", parameters.max_positions / length)
     scale = parameters.values.get("attention_factor")
     if scale is None:
-        weight = parameters.values.get("mscale")
+        part = parameters.values.get("mscale")
         every = parameters.values.get("mscale_all_dim")
-        scale = mscale(factor, weight) / mscale(factor, every) if weight and every else mscale(factor)
+        scale = mscale(factor, part) / mscale(factor, every) if part and every else mscale(factor)
 
     def border(rotations: float) -> float:
         return (head_dim * math.log(length / (rotations * 2 * math.pi))) / (2 * math.log(theta))

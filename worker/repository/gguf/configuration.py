@@ -123,10 +123,10 @@ def _rotary_parameters(model: GgufModel, width: int, kind: Gguf) -> dict[str, An
     if scaling == "linear":
         return base | {"rope_type": "linear", "factor": factor}
     prefix = f"{name}.rope.scaling.yarn_"
-    read = {prefix + name for name in (*BETAS, *(("log_multiplier",) if kind.yarn_logarithm else ()))}
+    read = {prefix + beta for beta in (*BETAS, *(("log_multiplier",) if kind.yarn_logarithm else ()))}
     if scaling == "yarn" and not {key for key in model.fields if key.startswith(prefix)} - read:
         original = model.whole(f"{name}.rope.scaling.original_context_length")
-        betas = {name: model.real(prefix + name, default) for name, default in BETAS.items()}
+        betas = {beta: model.real(prefix + beta, default) for beta, default in BETAS.items()}
         return base | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **betas}
     raise UnsupportedArchitecture(
         f"{model.files[0]}: {name}.rope.scaling.type is {scaling[:40]!r}, or has parameters that are not supported. "
@@ -143,7 +143,7 @@ def _llama3(model: GgufModel, theta: float, width: int) -> dict[str, Any]:
     original, high = _original_length(factors, periods, factor), HIGH
     expected = [_factor(period, factor, original) for period in periods]
     pairs = zip(factors, expected, strict=True)
-    if not all(math.isclose(actual, expected, rel_tol=TOLERANCE) for actual, expected in pairs):
+    if not all(math.isclose(actual, wanted, rel_tol=TOLERANCE) for actual, wanted in pairs):
         original, high = _length_of_step(factors, periods, factor), LOW
     if original is None:
         raise UnsupportedArchitecture(
@@ -156,13 +156,13 @@ def _llama3(model: GgufModel, theta: float, width: int) -> dict[str, Any]:
 def _original_length(factors: tuple[float, ...], periods: list[float], factor: float) -> int:
     """The original length from which the factors follow. It shows in those between 1 and the largest; where there is
     none, any length between the frequencies that are scaled and those that are not gives the same."""
-    for one, period in zip(factors, periods, strict=True):
-        if 1 + TOLERANCE < one < factor * (1 - TOLERANCE):
-            smooth = (1 / one - 1 / factor) / (1 - 1 / factor)
+    for divisor, period in zip(factors, periods, strict=True):
+        if 1 + TOLERANCE < divisor < factor * (1 - TOLERANCE):
+            smooth = (1 / divisor - 1 / factor) / (1 - 1 / factor)
             return max(1, round(2 * math.pi * period * (smooth * (HIGH - LOW) + LOW)))
-    unscaled = [period for factor, period in zip(factors, periods, strict=True) if factor <= 1 + TOLERANCE]
+    unscaled = [period for divisor, period in zip(factors, periods, strict=True) if divisor <= 1 + TOLERANCE]
     least = 2 * math.pi * max(unscaled, default=0.0) * HIGH
-    scaled = [period for factor, period in zip(factors, periods, strict=True) if factor > 1 + TOLERANCE]
+    scaled = [period for divisor, period in zip(factors, periods, strict=True) if divisor > 1 + TOLERANCE]
     most = 2 * math.pi * min(scaled, default=math.inf) * LOW
     return USUAL_LENGTH if least < USUAL_LENGTH < most else math.ceil(least) + 1
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from api.chat.tokens import Vocabulary
-from api.models.fill_in_middle import FAMILIES, FillInMiddle, TooLong, fill_in_middle_of
+from api.models.fill_in_middle import KNOWN_MARKS, FillInMiddle, TooLong, fill_in_middle_of
 from tests.byte_model import byte_assets, byte_tokenizer
 
 QWEN = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
@@ -120,6 +120,6 @@ def test_a_text_far_too_long_is_refused_early(text: str) -> None:
 
 def test_every_family_is_found_first_by_its_own_marks() -> None:
     """No family hides another one."""
-    for family in FAMILIES:
-        gaps, _ = fill(*filter(None, (family.prefix, family.suffix, family.middle)))
-        assert gaps._family is family
+    for marks in KNOWN_MARKS:
+        gaps, _ = fill(*filter(None, (marks.prefix, marks.suffix, marks.middle)))
+        assert gaps._marks is marks

@@ -121,7 +121,7 @@ def added(*contents: str) -> dict[str, Any]:
     ("changes", "words"),
     [
         (added("x" * 2**20), "an added token of 1048576 bytes; at most 16384"),
-        (added(*("x" * 16_000 + str(place) for place in range(70))), "its added tokens have 1120130 bytes"),
+        (added(*("x" * 16_000 + str(place) for place in range(300))), "its added tokens have 4800790 bytes"),
         ({"model": {"type": "BPE", "vocab": {f"t{place}": place for place in range(2**20 + 1)}}}, "has 1048577 pieces"),
         ({"model": {"type": "Unigram", "vocab": [["t", 0.0]] * (2**20 + 1)}}, "has 1048577 pieces"),
     ],

@@ -6,13 +6,15 @@
 
 namespace furrow::check {
 
-// Random blocks whose every fp16 is a small number: a high byte of 0x20 … 0x2f. Where a byte isn't part of one, it is any value, or
-// `all_ones`, with which values are as large as they may be.
+// Random blocks whose every fp16 is a small number: a high byte of 0x20 … 0x2f. Where a byte isn't part of one, it is any value.
+// `largest`: with values as large as they may be: all bits set, but for the codes of MXFP4 and the signs of IQ3_S.
 template <typename F>
-std::vector<uint8_t> random_blocks(int64_t count, uint32_t seed, bool all_ones) {
-  std::vector<uint8_t> blocks(count * F::FILE_BYTES, 0xff);
-  if (!all_ones)
+std::vector<uint8_t> random_blocks(int64_t count, uint32_t seed, bool largest) {
+  std::vector<uint8_t> blocks(count * F::FILE_BYTES, F::CODES == Codes::E2M1 ? 0x77 : 0xff);
+  if (!largest)
     for (uint8_t& byte : blocks) byte = static_cast<uint8_t>((seed = seed * 1664525u + 1013904223u) >> 24);
+  else if (F::CODES == Codes::ODD)  // IQ3_S: 32 bytes of signs
+    for (auto block = blocks.begin(); block < blocks.end(); block += F::FILE_BYTES) std::fill(block + 74, block + 106, 0);
   constexpr bool AT_END = F::UNIT == RUN && (F::SUB == 16 || F::SCALES == Scales::HALF);  // Q2_K, Q3_K, Q6_K, TQ2_0
   constexpr int64_t HALVES = F::MINIMA ? 2 : 1;
   for (int64_t block = 0; block < count; ++block)
