@@ -16,7 +16,7 @@ from collections.abc import Callable
 import click
 import msgspec
 
-from ops.harness.connection import Address, HttpConnection, chat, close_all, get
+from ops.harness.exchange import Address, HttpConnection, chat, close_all, get
 
 CHAT_EVERY_S = 0.13
 """No multiple of a leader's step, so that all moments of a step are met."""
