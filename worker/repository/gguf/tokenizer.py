@@ -25,6 +25,7 @@ from control.text.tokenizer_check import (
     GPT2,
     GPT4O,
     LLAMA3,
+    MOST_ADDED_BYTES,
     MOST_PIECES,
     MOST_TOKEN_BYTES,
     QWEN2,
@@ -151,6 +152,16 @@ class GgufVocabulary:
         self.kinds = [NORMAL] * len(self.texts)
         if "tokenizer.ggml.token_type" in model.fields:
             self.kinds = self._fitting("tokenizer.ggml.token_type")
+        added = sum(
+            len(text.encode())
+            for text, kind in zip(self.texts, self.kinds, strict=True)
+            if kind in (CONTROL, USER_DEFINED)
+        )
+        if added > MOST_ADDED_BYTES:  # they are made into one automaton
+            raise ModelFilesError(
+                f"{self.file}: the control tokens and the user's of tokenizer.ggml.tokens have {added} bytes; at most "
+                f"{MOST_ADDED_BYTES} are served."
+            )
 
     def merges(self) -> list[tuple[str, str]]:
         pairs = (merge.partition(" ") for merge in self.model.array("tokenizer.ggml.merges").texts())

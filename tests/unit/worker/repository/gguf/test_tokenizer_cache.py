@@ -11,7 +11,14 @@ from control.errors import ModelFilesError
 from tests.gguf_models import Stored, vocabulary, write
 from worker.repository.gguf import tokenizer
 from worker.repository.gguf.description import describe
-from worker.repository.gguf.tokenizer import GgufTokenizer, cached_tokenizer, read_tokenizer
+from worker.repository.gguf.tokenizer import (
+    CONTROL,
+    NORMAL,
+    USER_DEFINED,
+    GgufTokenizer,
+    cached_tokenizer,
+    read_tokenizer,
+)
 from worker.weights.gguf import GgufModel, read_model
 
 VECTOR = Stored(0, (8,), bytes(32))
@@ -98,3 +105,17 @@ def test_a_vocabulary_that_takes_hours_to_convert_is_refused(texts: list[str], m
     path = write(tmp_path / "m.gguf", fields, {"a": VECTOR})
     with pytest.raises(ModelFilesError, match=message):
         read_tokenizer(read_model(path))
+
+
+@pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED])
+def test_control_tokens_that_take_minutes_to_add_are_refused(kind: int, tmp_path: Path) -> None:
+    """Before any is added. The control: the same texts as ordinary tokens."""
+    texts = ["é" * 8_000 + str(place) for place in range(70)]
+    fields = vocabulary()
+    kinds = fields["tokenizer.ggml.token_type"]
+    fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"], *texts]
+    path = write(tmp_path / "m.gguf", fields | {"tokenizer.ggml.token_type": [*kinds, *[kind] * 70]}, {"a": VECTOR})
+    with pytest.raises(ModelFilesError, match=r"m.gguf: the control tokens .* have \d+ bytes; at most 1048576"):
+        read_tokenizer(read_model(path))
+    path = write(tmp_path / "n.gguf", fields | {"tokenizer.ggml.token_type": [*kinds, *[NORMAL] * 70]}, {"a": VECTOR})
+    assert read_tokenizer(read_model(path))
