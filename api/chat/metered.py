@@ -42,6 +42,10 @@ _ESCAPED = 6
 """The same for a text that is joined with markup."""
 _MEASURED = 3
 """Units of an element of a value that is measured."""
+_MOST_PATH = 8
+"""Names in the path of an attribute, each of which is looked up for each element."""
+_STATIC = 40
+"""Units of a look-up that runs no code of an object."""
 _BITS = 4096
 """Of the numbers that are multiplied."""
 
@@ -207,7 +211,7 @@ def _check(tree: nodes.Template) -> None:
 def _macro_prices(tree: nodes.Template) -> dict[str, int]:
     prices: dict[str, int] = {}
     for macro in tree.find_all(nodes.Macro):
-        prices[macro.name] = prices.get(macro.name, 0) + _price(macro.body)
+        prices[macro.name] = prices.get(macro.name, 0) + _price(macro.iter_child_nodes())
     return prices
 
 
@@ -240,6 +244,12 @@ class _Pricing(NodeTransformer):
         bounds = [bound or nodes.Const(None) for bound in (node.arg.start, node.arg.stop, node.arg.step)]
         return _filter(node.node, _SLICE, *bounds)
 
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Pair:
+        self.generic_visit(node)
+        if not isinstance(node.key, nodes.Const):
+            node.key = _filter(node.key, _KEY)
+        return node
+
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
         self.generic_visit(node)
         first, *others = node.nodes
@@ -264,6 +274,7 @@ def _filter(value: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
 # Names that no source can write.
 _LOOP = " loop"
 _SLICE = " slice"
+_KEY = " key"
 _CONCAT = " concat"
 _COMPARE = " compare"
 
@@ -287,7 +298,13 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.filters[name] = _with_price(function, _FILTERS.get(name), lazy=name in _LAZY)
         for name, function in like.tests.items():
             self.tests[name] = _with_price(function, _TESTS.get(name))
-        self.filters |= {_LOOP: _loop, _SLICE: _slice, _CONCAT: _concat, _COMPARE: _compare}
+        self.filters |= {_LOOP: _loop, _SLICE: _slice, _KEY: _key, _CONCAT: _concat, _COMPARE: _compare}
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if not isinstance(argument, (str, int)):
+            # It is hashed, or written into an error, where a value is a tree: a part counts as often as it is reached.
+            _meter.get().charge_value(argument)
+        return super().getitem(obj, argument)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         _pay(_BINARY[operator], _meter.get(), left, right)
@@ -396,6 +413,13 @@ def _slice(context: Context, value: Any, start: Any, stop: Any, step: Any) -> An
 
 
 @pass_context
+def _key(context: Context, value: Any) -> Any:
+    """The key of an element, which is hashed."""
+    _hash(_meter.get(), value)
+    return value
+
+
+@pass_context
 def _concat(context: Context, *values: Any) -> str:
     meter = _meter.get()
     for value in values:
@@ -445,7 +469,7 @@ def _contains(meter: Meter, values: Any, item: Any) -> None:
     elif isinstance(values, (list, tuple)) and not isinstance(item, (list, tuple, dict)):
         meter.charge(len(values) * (1 + (len(item) // 32 if isinstance(item, str) else 0)))
     elif isinstance(values, dict):
-        meter.charge_text(len(item) if isinstance(item, str) else 1)
+        _hash(meter, item)
     elif isinstance(values, range):
         meter.charge(len(values))
     else:
@@ -463,12 +487,24 @@ def _search(meter: Meter, text: Any, part: Any = None, *others: Any) -> None:
     meter.charge_text(len(text) * (1 + length // 8))
 
 
+def _hash(meter: Meter, key: Any) -> None:
+    if isinstance(key, str):
+        meter.charge_text(len(key))
+    else:
+        meter.charge_value(key, 1)
+
+
 def _free(meter: Meter, *args: Any, **kwargs: Any) -> None:
     """Takes as long for any value."""
 
 
+def _attr(meter: Meter, value: Any, name: Any) -> None:
+    meter.charge(_STATIC)
+
+
 def _strip(meter: Meter, value: Any, characters: Any = None) -> None:
     length = len(characters) if isinstance(characters, str) else 0
+    meter.charge_text(length)
     if isinstance(value, str):
         meter.charge_text(len(value) * (1 + length // 4))
     else:
@@ -511,12 +547,47 @@ def _values(values: Generator[Any]) -> list[Any]:
     return list(values)
 
 
-def _map(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> None:
+def _items(meter: Meter, value: Any) -> None:
     """Pays while it is consumed."""
+
+
+def _map(meter: Meter, value: Any, *args: Any, attribute: Any = None, **kwargs: Any) -> None:
+    _named(args)
+    _path(meter, value, attribute)
+
+
+def _select(meter: Meter, value: Any, *args: Any) -> None:
+    """For what is looked at; those that are rejected don't come out."""
+    _named(args)
+    _path(meter, value)
+
+
+def _select_by(meter: Meter, value: Any, attribute: Any, *args: Any) -> None:
+    _named(args)
+    _path(meter, value, attribute)
+
+
+def _named(args: tuple[Any, ...]) -> None:
+    """Of the arguments of a filter or test the first is its name."""
+    if args and not isinstance(args[0], str):
+        raise NeedsProcess(f"it uses a {type(args[0]).__name__} as a name")
+
+
+def _path(meter: Meter, values: Any, attribute: Any = None) -> None:
+    """For an attribute of each element. A generator's elements were paid for."""
+    names = 1
+    if isinstance(attribute, str):
+        meter.charge_text(len(attribute))
+        names += attribute.count(".") + attribute.count(",")
+    if names > _MOST_PATH:
+        raise NeedsProcess(f"it has an attribute of {names} names")
+    meter.charge(names * operator.length_hint(values, 0))
 
 
 def _sort(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> Any:
     value = _values(value) if isinstance(value, GeneratorType) else value  # type: ignore[reportUnknownArgumentType]
+    for argument in (*args, *kwargs.values()):
+        _path(meter, value, argument)
     size, _ = meter.measure(value)
     meter.charge_text(size * 8 * (1 + size.bit_length()))
     return value
@@ -525,6 +596,7 @@ def _sort(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> Any:
 def _join(meter: Meter, value: Any, separator: Any = "", attribute: Any = None) -> Any:
     value = _values(value) if isinstance(value, GeneratorType) else value  # type: ignore[reportUnknownArgumentType]
     if isinstance(value, (list, tuple, str, dict)):
+        _path(meter, value, attribute)
         _text_of_all(meter, value)
         meter.charge_text(len(value) * _length(separator))  # type: ignore[reportUnknownArgumentType]
     else:
@@ -596,13 +668,17 @@ def _integer_test(meter: Meter, value: Any, *args: Any) -> None:
 
 
 _FILTERS: dict[str, Price] = {
-    **dict.fromkeys(("length", "count", "first", "last", "attr"), _free),
+    **dict.fromkeys(("length", "count", "first", "last"), _free),
+    "attr": _attr,
     **dict.fromkeys(("default", "d"), _default),
     **dict.fromkeys(("upper", "lower", "capitalize", "title", "string", "safe"), _text),
     **dict.fromkeys(("escape", "e", "forceescape"), _escape),
     "list": _list,
     "reverse": _reverse,
-    **dict.fromkeys(("items", "map", "select", "reject", "selectattr", "rejectattr"), _map),
+    "items": _items,
+    "map": _map,
+    **dict.fromkeys(("select", "reject"), _select),
+    **dict.fromkeys(("selectattr", "rejectattr"), _select_by),
     **dict.fromkeys(("sort", "dictsort", "unique", "min", "max"), _sort),
     **dict.fromkeys(("abs", "int", "float", "round"), _number),
     "trim": _strip,
@@ -615,7 +691,8 @@ _LAZY = ("items", "map", "select", "reject", "selectattr", "rejectattr", "unique
 
 _TESTS: dict[str, Price] = {
     **dict.fromkeys(("defined", "undefined", "none", "true", "false", "boolean", "integer", "float", "number"), _free),
-    **dict.fromkeys(("string", "mapping", "iterable", "sequence", "callable", "sameas", "filter", "test"), _free),
+    **dict.fromkeys(("string", "mapping", "iterable", "sequence", "callable", "sameas"), _free),
+    **dict.fromkeys(("filter", "test"), _text),
     **dict.fromkeys(("upper", "lower"), _text),
     **dict.fromkeys(("eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<="), _equals),
     **dict.fromkeys(("gt", ">", "greaterthan", "ge", ">="), _equals),
@@ -653,7 +730,7 @@ def _whole(meter: Meter, value: Any, *args: Any) -> None:
 
 
 def _get(meter: Meter, mapping: Any, key: Any, default: Any = None) -> None:
-    meter.charge_text(len(key) if isinstance(key, str) else 1)
+    _hash(meter, key)
 
 
 def _bare(meter: Meter, text: str) -> None:
@@ -692,7 +769,10 @@ def _time(meter: Meter, pattern: Any) -> None:
 
 def _copy(meter: Meter, *args: Any) -> None:
     for argument in args:
-        meter.charge(len(argument))
+        if isinstance(argument, dict):
+            meter.charge(len(argument))  # type: ignore[reportUnknownArgumentType]
+        else:
+            meter.charge_value(argument, 1)
 
 
 _FUNCTIONS: dict[str, Callable[..., None]] = {

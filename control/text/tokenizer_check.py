@@ -8,7 +8,7 @@ of its own, and one that decodes in another way is refused, because every answer
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -85,6 +85,11 @@ _MOST_PREFIX = 64
 _MOST_WORD = 1000
 """Characters of a word in a WordPiece model, which takes time with the square of it."""
 _MOST_PARTS = 64
+_MOST_DEPTH = 64
+"""Of objects and lists inside each other in a part; the library reads 127 in all."""
+_MOST_ID = 2**32 - 1
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=_MOST_ID)]
 
 
 class _Model(msgspec.Struct):
@@ -97,6 +102,7 @@ class _Model(msgspec.Struct):
 
 
 class _AddedToken(msgspec.Struct):
+    id: TokenId = 0
     content: str = ""
 
 
@@ -106,6 +112,7 @@ class _Definition(msgspec.Struct):
     model: _Model = msgspec.field(default_factory=_Model)
     normalizer: Any = None
     pre_tokenizer: Any = None
+    post_processor: Any = None
     decoder: Any = None
     added_tokens: list[_AddedToken] = msgspec.field(default_factory=list[_AddedToken])
 
@@ -139,7 +146,9 @@ def judge(tokenizer_json: str | bytes) -> Judgement:
     except _Unusual as error:
         encoding = str(error)
     try:
+        _check_depths(definition)
         _check_sizes(definition)
+        _check_ids(bytes(definition.model.vocab))
         growth = _growth(definition.decoder, _DECODERS, "decoders")
         if growth > MOST_DECODED_GROWTH:
             raise _Unusual(f"its decoder makes up to {growth} characters of one")
@@ -193,6 +202,33 @@ def _check_sizes(definition: _Definition) -> None:
         pieces = len(msgspec.json.decode(vocabulary))
         if pieces > MOST_PIECES:
             raise _Unusual(f"its vocabulary has {pieces} pieces; at most {MOST_PIECES} are served")
+
+
+def _check_depths(definition: _Definition) -> None:
+    """Raises _Unusual for a part that the library would not read to its end."""
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        level: list[Any] = [getattr(definition, name)]
+        depth = 0
+        while level := [one for one in level if isinstance(one, (dict, list))]:
+            depth += 1
+            if depth > _MOST_DEPTH:
+                raise _Unusual(f"its {name} has parts inside each other at more than {_MOST_DEPTH} levels")
+            level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+
+
+def _check_ids(vocabulary: bytes) -> None:
+    """Raises _Unusual for an id of a piece that the library would not take. Pieces in a list have scores and no ids."""
+    if not vocabulary.startswith(b"{"):
+        return
+    try:
+        msgspec.json.decode(vocabulary, type=dict[str, TokenId])
+    except msgspec.ValidationError:
+        for piece, number in msgspec.json.decode(vocabulary, type=dict[str, Any]).items():
+            if type(number) is not int or not 0 <= number <= _MOST_ID:
+                raise _Unusual(
+                    f"its piece {piece[:40]!r} has the id {str(number)[:40]!r}; a whole number from 0 to {_MOST_ID} is "
+                    "needed"
+                ) from None
 
 
 def _check_model(model: _Model) -> None:

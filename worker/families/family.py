@@ -212,6 +212,9 @@ class Family:
     head_norms: HeadNorms | None = None
     head_norm_switch: str | None = None
     """The field that says if a model of the type has `head_norms`; None where all have."""
+    head_norms_by_hidden_size: bool = False
+    """True if the widths of `head_norms` follow from `hidden_size` in transformers' module, so that heads have no other
+    width."""
     activations: Mapping[str, str] = field(
         default_factory=lambda: {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from control.errors import ModelFilesError
 from worker.families.family import Experts, Family, Roles, TextPart
 from worker.families.fields import is_whole
 from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, gated_names, layers_described, sparse_layers
@@ -22,7 +23,11 @@ _MOST_LAYERS = 4096
 
 def completed(config: dict[str, Any]) -> dict[str, Any]:
     """config.json with the lists of layers that follow from numbers: which are turned by positions, which see no
-    further than their chunk, and which have experts. Numbers that are none stay, and are refused later."""
+    further than their chunk, and which have experts. Numbers that are none stay, and are refused later; raises
+    ModelFilesError for null."""
+    for name in ("no_rope_layer_interval", "interleave_moe_layer_step"):
+        if config.get(name, 1) is None:
+            raise ModelFilesError(f"config.json has {name} = null; remove the field, or give it a value.")
     layers, period, step = (
         config.get(name, default)
         for name, default in (

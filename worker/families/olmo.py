@@ -45,6 +45,7 @@ FAMILIES = [
         aliases={"num_experts": "num_local_experts"},
         torch_numbers=("clip_qkv",),
         head_norms="all_heads",
+        head_norms_by_hidden_size=True,
         experts=Experts(QWEN_EXPERTS),
     ),
 ]

@@ -63,6 +63,7 @@ FAMILIES = [
         parallel=True,
         head_norms="each_head",
         head_norm_switch="qk_layernorm",
+        head_norms_by_hidden_size=True,
         activations={"gelu_new": "gelu_pytorch_tanh", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "silu": "silu"},
         biased=True,
         gguf=(Gguf("phi2", _phi2_from_gguf, _PHI2_NAMES, partial=True, outer=_PHI2_OUTER),),

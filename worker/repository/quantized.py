@@ -17,7 +17,7 @@ from worker.weights.safetensors_header import text_tensors
 from worker.weights.schemes import MXFP4_GROUP, scheme_of
 from worker.weights.sharding import ends_at
 
-TOGETHER = re.compile(r"\.experts\.(?:gate_up|down)_proj")
+TOGETHER = re.compile(r"\.experts\.(?:gate_up|down)_proj|\.block_sparse_moe\.(?:input|output)_linear\.")
 """The names of tensors that hold all experts of a layer."""
 ATTENTION = re.compile(r"\.(?:o_proj|dense|out_proj)$")
 """Layers of whose inputs each rank has a share."""

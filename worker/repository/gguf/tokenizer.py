@@ -25,6 +25,7 @@ from control.text.tokenizer_check import (
     GPT2,
     GPT4O,
     LLAMA3,
+    MOST_ADDED_BYTES,
     MOST_PIECES,
     MOST_TOKEN_BYTES,
     QWEN2,
@@ -101,6 +102,9 @@ SPECIAL = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
+MOST_SQUARES = 1 << 30
+"""Of the tokens' lengths: each cut of a token is tried as a merge, which takes half a second for so many. A vocabulary
+of 262,144 tokens has some 2^24."""
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 NAMED_ENDS = {
     "<|eot_id|>",
@@ -138,11 +142,18 @@ class GgufVocabulary:
                 f"{self.file}: tokenizer.ggml.tokens has {len(tokens)} tokens; at most {MOST_PIECES} are served."
             )
         self.texts = tokens.texts()
-        longest = max(map(len, self.texts), default=0)
-        if longest > MOST_TOKEN_BYTES:  # each cut of a token is tried
+        lengths = [len(text) for text in self.texts]
+        longest = max(lengths, default=0)
+        if longest > MOST_TOKEN_BYTES:
             raise ModelFilesError(
                 f"{self.file}: tokenizer.ggml.tokens has a token of {longest} characters; at most {MOST_TOKEN_BYTES} "
                 "are served."
+            )
+        squares = sum(length**2 for length in lengths)
+        if squares > MOST_SQUARES:
+            raise ModelFilesError(
+                f"{self.file}: the squares of the lengths of tokenizer.ggml.tokens add up to {squares}; at most "
+                f"{MOST_SQUARES} are served."
             )
         self.ids = {text: number for number, text in enumerate(self.texts)}
         if len(self.ids) < len(self.texts):
@@ -151,6 +162,16 @@ class GgufVocabulary:
         self.kinds = [NORMAL] * len(self.texts)
         if "tokenizer.ggml.token_type" in model.fields:
             self.kinds = self._fitting("tokenizer.ggml.token_type")
+        added = sum(
+            len(text.encode())
+            for text, kind in zip(self.texts, self.kinds, strict=True)
+            if kind in (CONTROL, USER_DEFINED)
+        )
+        if added > MOST_ADDED_BYTES:  # they are made into one automaton
+            raise ModelFilesError(
+                f"{self.file}: the control tokens and the user's of tokenizer.ggml.tokens have {added} bytes; at most "
+                f"{MOST_ADDED_BYTES} are served."
+            )
 
     def merges(self) -> list[tuple[str, str]]:
         pairs = (merge.partition(" ") for merge in self.model.array("tokenizer.ggml.merges").texts())

@@ -5,6 +5,11 @@ from __future__ import annotations
 DEEP = "{% if x %}" * 500 + "a" + "{% endif %}" * 500
 GROWS = "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(64) %}"
 NESTS = "{% set ns = namespace(s=['aaaaaaaa']) %}{% for i in range(64) %}"
+PAIRS = "{% set ns = namespace(t=(1, 1)) %}{% for i in range(60) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}"
+"""A tree of 60 levels, which is hashed, compared and written as one of 2 ** 60 leaves."""
+SILENT = "{% for i in range(3000) %}{% for x in range(1, 99999)|FILTER %}{% endfor %}{% endfor %}"
+PATH = "0." * 30_000 + "0"
+"""Of a text's first character, again and again."""
 HOSTILE = {
     "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}"
     "{% endfor %}",
@@ -53,6 +58,8 @@ HOSTILE = {
     + "{{ q() }}",
     "macro_text": "{% macro m(x) %}{% for i in range(90000) %}{{ x }}{% endfor %}{% endmacro %}"
     "{{ m('a' * 100000)|length }}",
+    "macro_arguments": "{% macro m(" + ", ".join(f"a{i}=1" for i in range(3000)) + ") %}{% endmacro %}"
+    "{% for i in range(9000) %}{{ m() }}{% endfor %}",
     "recursive_loop": "{% for a in range(99999) recursive %}{{ loop(range(99999)) }}{% endfor %}",
     "loop_data": "{% for a in range(99999) %}" + "x" * 60_000 + "{% endfor %}",
     "loop_slices": "{% set t = 'a' * 1000000 %}{% for a in range(99999) %}{% set u = t[1:] %}{% endfor %}",
@@ -82,6 +89,39 @@ HOSTILE = {
     "deep_not": "{{ " + "not " * 50_000 + "1 }}",
     "big": "{{ messages }}" * 200_000,
     "big_number": "{{ " + "9" * 100_000 + " }}",
+    "hashed_item": PAIRS + "{{ messages[0][ns.t] }}",
+    "hashed_key": PAIRS + "{{ {ns.t: 1}|length }}",
+    "hashed_get": PAIRS + "{{ messages[0].get(ns.t) }}",
+    "hashed_in": PAIRS + "{{ ns.t in messages[0] }}",
+    "hashed_test_in": PAIRS + "{{ [ns.t]|select('in', messages[0])|list }}",
+    "hashed_dict": PAIRS + "{{ dict([(ns.t, 1)])|length }}",
+    "hashed_filter": PAIRS + "{{ ns.t is filter }}",
+    "hashed_test": PAIRS + "{{ ns.t is test }}",
+    "hashed_attribute": PAIRS + "{{ messages|map(attribute=ns.t)|list }}",
+    "hashed_map": PAIRS + "{{ [1]|map(ns.t)|list }}",
+    "hashed_select": PAIRS + "{{ [1]|select(ns.t)|list }}",
+    "hashed_select_by": PAIRS + "{{ [{'a': 1}]|selectattr('a', ns.t)|list }}",
+    "undefined_name": "{% set ns = namespace(t=[1, 1]) %}{% for i in range(60) %}{% set ns.t = [ns.t, ns.t] %}"
+    "{% endfor %}"
+    "{{ messages[0][ns.t].x }}",
+    **{
+        f"path_{name}": "{% set texts = ['x'] * 9000 %}{{ texts|" + filter.replace("PATH", f"'{PATH}'") + " }}"
+        for name, filter in {
+            "map": "map(attribute=PATH)|list",
+            "select": "selectattr(PATH)|list",
+            "reject": "rejectattr(PATH)|list",
+            "join": "join('', attribute=PATH)",
+            "sort": "sort(attribute=PATH)",
+            "unique": "unique(attribute=PATH)|list",
+            "max": "max(attribute=PATH)",
+        }.items()
+    },
+    **{
+        f"silent_{name}": SILENT.replace("FILTER", filter)
+        for name, filter in {"reject": "reject", "select": "select('none')", "attribute": "selectattr('x')"}.items()
+    },
+    "silent_first": "{% set zeros = [0] * 20000 %}{% for i in range(1500) %}{{ zeros|select|first }}{% endfor %}",
+    "strip_set": "{% set c = '" + "z" * 60_000 + "' %}{% for i in range(9000) %}{{ ''.strip(c) }}{% endfor %}",
     "time": "{{ strftime_now('%999999999Y') }}",
 }
 """By name. Each of them, rendered without bounds, takes more than a second or a gigabyte, or is refused."""

@@ -87,6 +87,48 @@ def test_what_is_no_tokenizer_is_refused(text: str) -> None:
     assert judge(text).decoding
 
 
+def nested(parts_name: str, part: object, depth: int) -> object:
+    for _ in range(depth):
+        part = {"type": "Sequence", parts_name: [part]}
+    return part
+
+
+@pytest.mark.parametrize(
+    ("name", "parts_name"),
+    [
+        ("normalizer", "normalizers"),
+        ("pre_tokenizer", "pretokenizers"),
+        ("post_processor", "processors"),
+        ("decoder", "decoders"),
+    ],
+)
+def test_parts_that_are_nested_deeper_than_the_library_reads_are_refused(name: str, parts_name: str) -> None:
+    """The control: the library reads the depth below, and not the one above."""
+    definition = json.loads(byte_tokenizer().to_str())
+    part = {"type": "NFC"} if name == "normalizer" else definition["decoder"]
+    allowed = json.dumps(definition | {name: nested(parts_name, part, 31)})
+    assert judge(allowed) == Judgement() and isinstance(Tokenizer.from_str(allowed), Tokenizer)
+    deep = json.dumps(definition | {name: nested(parts_name, part, 200)})
+    assert judge(deep).decoding == f"its {name} has parts inside each other at more than 64 levels"
+    with pytest.raises(Exception, match="recursion limit"):
+        Tokenizer.from_str(deep)
+
+
+@pytest.mark.parametrize("number", [-1, 2**32, 10**30, "5", 5.5, None, True, [], {}])
+def test_an_id_that_is_none_is_refused_by_name(number: object) -> None:
+    """Of a piece, and of an added token. The control: the library takes none of them."""
+    definition = json.loads(byte_tokenizer().to_str())
+    vocab = definition["model"]["vocab"] | {"spoilt": number}
+    pieces = json.dumps(definition | {"model": definition["model"] | {"vocab": vocab}})
+    assert f"its piece 'spoilt' has the id {str(number)!r}; a whole number from 0" in judge(pieces).decoding
+    token = definition["added_tokens"][0] | {"id": number}
+    tokens = json.dumps(definition | {"added_tokens": [token]})
+    assert "$.added_tokens[0].id" in judge(tokens).decoding
+    for text in (pieces, tokens):
+        with pytest.raises(Exception, match="expected u32"):
+            Tokenizer.from_str(text)
+
+
 def test_a_model_that_takes_long_words_gets_a_process() -> None:
     definition = json.loads(byte_tokenizer().to_str())
     definition["model"] = {"type": "WordPiece", "vocab": {"a": 0}, "max_input_chars_per_word": 10**6, "unk_token": "a"}

@@ -123,6 +123,9 @@ def test_any_text_part_is_judged(kind: str) -> None:
         ("dots1", {"num_local_experts": 1}, "num_experts_per_tok = 2; at most n_routed_experts = 1"),
         ("mixtral", {"num_experts": "8"}, "num_local_experts = '8'; a positive whole number"),
         ("qwen2_moe", {"num_experts": 0}, "num_experts = 0"),
+        ("olmoe", {"head_dim": 32}, "head_dim = 32; hidden_size / num_attention_heads = 16, or no such field,"),
+        ("olmoe", {"hidden_size": 66, "head_dim": None}, "hidden_size = 66; a multiple of num_attention_heads = 4"),
+        ("phi", {"head_dim": 8}, "head_dim = 8; hidden_size / num_attention_heads = 16, or no such field,"),
     ],
 )
 def test_a_fault_names_field_and_value(family: str, changes: dict[str, Any], message: str) -> None:
@@ -133,10 +136,15 @@ def test_a_fault_names_field_and_value(family: str, changes: dict[str, Any], mes
 
 
 @pytest.mark.parametrize(
-    ("family", "changes"), [("qwen3_moe", {"mlp_only_layers": [-1]}), ("ernie4_5_moe", {"moe_norm_min": 0})]
+    ("family", "changes"),
+    [
+        ("qwen3_moe", {"mlp_only_layers": [-1]}),
+        ("ernie4_5_moe", {"moe_norm_min": 0}),
+        ("phi", {"head_dim": 32, "qk_layernorm": False}),
+    ],
 )
 def test_values_without_an_effect_are_served(family: str, changes: dict[str, Any]) -> None:
-    """The number of no layer, and a sum's bound that is none."""
+    """The number of no layer, a sum's bound that is none, and the width of norms that are absent."""
     config = config_of(family) | changes
     validation.check(config, 1)
     native_config(config)
@@ -150,6 +158,15 @@ def test_a_period_of_more_layers_than_there_are(name: str) -> None:
     validation.check(config, 1)
     native_config(config)
     assert config["moe_layers" if name.startswith("interleave") else "no_rope_layers"] in ([], [1, 1, 1, 1])
+
+
+@pytest.mark.parametrize("name", ["interleave_moe_layer_step", "no_rope_layer_interval"])
+@pytest.mark.parametrize("value", [None, 0, 2.5, "2", True])
+def test_a_period_that_is_no_number_is_refused_by_name(name: str, value: object) -> None:
+    """Before the lists that would follow from it are read."""
+    lists = {"no_rope_layers": None, "moe_layers": None, name: value}
+    with pytest.raises(ModelFilesError, match=f"config.json has {name} = "):
+        validation.check(text_config(config_of("llama4_text") | lists), 1)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss", "llama", "mistral4"])

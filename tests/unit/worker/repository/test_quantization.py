@@ -241,12 +241,13 @@ def test_experts_are_checked_with_their_own_width(tmp_path: Path) -> None:
         quantized.check(config, written(tmp_path, entries), 1, ["cpu"])
 
 
-def test_experts_in_one_tensor_of_a_quantized_checkpoint(tmp_path: Path) -> None:
-    """They would be read as plain numbers, without their scales."""
-    together = {"model.language_model.layers.0.mlp.experts.gate_up_proj": ("F8_E4M3", [8, 64, 64])}
-    with pytest.raises(
-        UnsupportedArchitecture, match=r"experts\.gate_up_proj: experts of a layer in one tensor are not"
-    ):
+@pytest.mark.parametrize(
+    ("name", "kind"), [("mlp.experts.gate_up_proj", "F8_E4M3"), ("block_sparse_moe.input_linear.weight", "BF16")]
+)
+def test_experts_in_one_tensor_of_a_quantized_checkpoint(name: str, kind: str, tmp_path: Path) -> None:
+    """They would be read as plain numbers, without their scales, or be looked for one by one."""
+    together = {f"model.language_model.layers.0.{name}": (kind, [8, 64, 64])}
+    with pytest.raises(UnsupportedArchitecture, match=rf"{name}: experts of a layer in one tensor are not"):
         gate(tmp_path, FP8, FP8_DOWN | together)
 
 

@@ -11,7 +11,14 @@ from control.errors import ModelFilesError
 from tests.gguf_models import Stored, vocabulary, write
 from worker.repository.gguf import tokenizer
 from worker.repository.gguf.description import describe
-from worker.repository.gguf.tokenizer import GgufTokenizer, cached_tokenizer, read_tokenizer
+from worker.repository.gguf.tokenizer import (
+    CONTROL,
+    NORMAL,
+    USER_DEFINED,
+    GgufTokenizer,
+    cached_tokenizer,
+    read_tokenizer,
+)
 from worker.weights.gguf import GgufModel, read_model
 
 VECTOR = Stored(0, (8,), bytes(32))
@@ -87,9 +94,13 @@ def test_small_vocabularies_and_closed_folders_keep_none(
     ("texts", "message"),
     [
         (["▁" * 16_385], "m.gguf: tokenizer.ggml.tokens has a token of 16385 characters; at most 16384"),
+        (
+            ["▁" * (16_000 + more) for more in range(5)],
+            r"the squares of the lengths .* add up to \d+; at most 1073741824",
+        ),
         ([f"t{place}" for place in range(2**20)], r"tokenizer.ggml.tokens has \d+ tokens; at most 1048576"),
     ],
-    ids=["long token", "many tokens"],
+    ids=["long token", "long tokens", "many tokens"],
 )
 def test_a_vocabulary_that_takes_hours_to_convert_is_refused(texts: list[str], message: str, tmp_path: Path) -> None:
     """Each cut of each token may be a merge."""
@@ -98,3 +109,21 @@ def test_a_vocabulary_that_takes_hours_to_convert_is_refused(texts: list[str], m
     path = write(tmp_path / "m.gguf", fields, {"a": VECTOR})
     with pytest.raises(ModelFilesError, match=message):
         read_tokenizer(read_model(path))
+
+
+@pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED])
+def test_control_tokens_that_take_minutes_to_add_are_refused(kind: int, tmp_path: Path) -> None:
+    """Before any is added. The control: the same texts as ordinary tokens."""
+    texts = ["é" * 120 + str(place) for place in range(20_000)]
+    fields = vocabulary()
+    kinds = fields["tokenizer.ggml.token_type"]
+    fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"], *texts]
+    path = write(
+        tmp_path / "m.gguf", fields | {"tokenizer.ggml.token_type": [*kinds, *[kind] * len(texts)]}, {"a": VECTOR}
+    )
+    with pytest.raises(ModelFilesError, match=r"m.gguf: the control tokens .* have \d+ bytes; at most 4194304"):
+        read_tokenizer(read_model(path))
+    path = write(
+        tmp_path / "n.gguf", fields | {"tokenizer.ggml.token_type": [*kinds, *[NORMAL] * len(texts)]}, {"a": VECTOR}
+    )
+    assert read_tokenizer(read_model(path))
