@@ -226,16 +226,17 @@ def beside_hogs(requests: int, choices: int, times: int) -> list[Figure]:
     with private_farm(demo_spec(), *NOBODY_REFUSED) as farm:
         for scene in scenes(requests, choices):
             say(f"{scene.title}: measuring")
-            answers, ended = asyncio.run(play(scene, farm, times))
+            answers, invalid = asyncio.run(play(scene, farm, times))
             figures += [first_tokens(f"{scene.title}, {priority}", of) for priority, of in answers.items()]
-            failed += ended + sum(answer.error is not None for of in answers.values() for answer in of)
+            failed += invalid + sum(answer.error is not None for of in answers.values() for answer in of)
     return [*figures, Figure("small requests that failed, or had no hog", failed, 0)]
 
 
 async def play(scene: HogScene, farm: PrivateFarm, times: int) -> tuple[dict[str, list[Answer]], int]:
     """Let the hogs come, measure the other one's answers one after the other, and let the hogs leave.
 
-    The answers by class, and how many requests of a hog had ended meanwhile.
+    The answers by class, and how many of them came when every request of the hogs had ended, or of the hogs' requests
+    failed.
     """
     turns = itertools.count()
     running = list[asyncio.Task[Answer]]()
@@ -252,10 +253,15 @@ async def play(scene: HogScene, farm: PrivateFarm, times: int) -> tuple[dict[str
         await asyncio.to_thread(until, under_way, "a token of the heavy load", PATIENCE_S, 0.2)
         await asyncio.sleep(TAKE_S)
         answers: dict[str, list[Answer]] = {}
+        alone = 0
         for priority in scene.priorities:
-            bodies = [chat(DEMO, prompt(next(turns), 48), 2, priority=priority) for _ in range(times)]
-            answers[priority] = [await ask(farm.base, body, user="other") for body in bodies]
-        return answers, sum(task.done() for task in running)
+            answers[priority] = []
+            for _ in range(times):
+                body = chat(DEMO, prompt(next(turns), 48), 2, priority=priority)
+                answers[priority].append(await ask(farm.base, body, user="other"))
+                alone += all(task.done() for task in running)
+        failed = sum(task.done() and task.result().error is not None for task in running)
+        return answers, alone + failed
     finally:
         for task in running:
             task.cancel()
