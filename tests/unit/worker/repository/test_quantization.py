@@ -211,10 +211,10 @@ def test_ranks_share_whole_groups(tmp_path: Path) -> None:
     """A feed-forward layer of three groups is shared by two ranks and by three, not by four. Heads are shared evenly:
     an attention's three groups are not shared by two. The message has what fits."""
     gate(tmp_path, GPTQ, GPTQ_DOWN, 2)
-    with pytest.raises(UnsupportedArchitecture, match=r"96 inputs in groups of 32, which 4 ranks.*--tp 1, 2, 3\."):
+    with pytest.raises(UnsupportedArchitecture, match=r"96 inputs in units of 32, which 4 ranks.*--tp 1, 2, 3\."):
         gate(tmp_path, GPTQ, GPTQ_DOWN, 4)
     attention = {name.replace("down_proj", "o_proj"): entry for name, entry in GPTQ_DOWN.items()}
-    with pytest.raises(UnsupportedArchitecture, match=r"96 inputs in groups of 32, which 2 ranks.*--tp 1, 3\."):
+    with pytest.raises(UnsupportedArchitecture, match=r"96 inputs in units of 32, which 2 ranks.*--tp 1, 3\."):
         gate(tmp_path, GPTQ, attention, 2)
     gate(tmp_path, GPTQ, {name.replace("down", "up"): entry for name, entry in GPTQ_DOWN.items()}, 4)
 
@@ -263,7 +263,7 @@ def test_ranks_share_whole_numbers_of_eight_weights(module: str, tmp_path: Path)
     is_attention = module.endswith("o_proj")
     gate(tmp_path, GPTQ | {"group_size": -1}, whole, 11)
     for tp in (2, 12) if is_attention else (12,):
-        with pytest.raises(UnsupportedArchitecture, match=rf"88 inputs in groups of 8, which {tp} ranks.*--tp 1, "):
+        with pytest.raises(UnsupportedArchitecture, match=rf"88 inputs in units of 8, which {tp} ranks.*--tp 1, "):
             gate(tmp_path, GPTQ | {"group_size": -1}, whole, tp)
     linears = layers(Scheme("gptq", frozenset({"int4"}), group=-1, zero_offset=1), written(tmp_path, whole))
     assert borders(linears) == (() if is_attention else (8,))
