@@ -31,7 +31,7 @@ KINDS: dict[str, str] = {
 """The kinds of files → a description."""
 
 TEMPORARY = ("write-", "compile-")
-"""Prefixes of files and folders that are being written."""
+"""Prefixes of files and folders that are being written; the second one is of earlier versions."""
 LOCK = "lock"
 """A file in the folder of a kind. Its text is the id and the host of the process that locked it last."""
 NOTICE = "lock notice"
@@ -77,12 +77,46 @@ def replacing(path: Path) -> Generator[IO[bytes]]:
     """A file to write that takes the place of `path`: whole or not at all, however many write it. Raises OSError."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=TEMPORARY[0], delete=False) as fresh:
         try:
+            _mark_alive(fresh.fileno())
             yield fresh
             fresh.flush()
             Path(fresh.name).replace(path)
         except BaseException:
             Path(fresh.name).unlink(missing_ok=True)
             raise
+
+
+@contextlib.contextmanager
+def scratch(place: Path | None) -> Generator[Path]:
+    """A folder in `place` for files that are being made, removed at the end; without `place` it is one of the system's.
+    Folders that killed processes left are removed too. Raises OSError."""
+    if place is not None:
+        remove_abandoned(place)
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY[0], dir=place) as folder:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            _mark_alive(descriptor)
+            yield Path(folder)
+        finally:
+            os.close(descriptor)
+
+
+def _mark_alive(descriptor: int) -> None:
+    """Lock a file or folder that is being written: the lock ends with the process."""
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def remove_abandoned(place: Path) -> None:
+    """Remove unfinished files and folders of processes that have ended. A file system without locks keeps them."""
+    for path in (path for prefix in TEMPORARY for path in place.glob(f"{prefix}*")):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            finally:
+                os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -164,8 +198,9 @@ def remove(entry: Entry) -> bool:
 
 def make_room(kind: str, needed: int, limit: int, spare: int) -> bool:
     """Remove the files of a kind that were not used for longest, until `needed` more bytes keep the kind within `limit`
-    and leave `spare` bytes free on the disk. False if that can't be reached: then none is removed. Raises OSError
-    without a folder."""
+    and leave `spare` bytes free on the disk. False if that can't be reached: then none is removed. Files that a killed
+    process left unfinished are always removed. Raises OSError without a folder."""
+    remove_abandoned(folder(kind))
     files = entries(kind)
     total = sum(entry.bytes for entry in files)
     free = shutil.disk_usage(folder(kind)).free

@@ -134,12 +134,12 @@ class Archive:
         entries = entries if len(entries) <= MAX_RECORD_BYTES else b""
         ended = end_response(rid, owner, response, self.ttl_ms, self.quota, entries)
         try:
-            written = await self._batches.run(_LANE, ended)
+            archived = await self._batches.run(_LANE, ended)
             await self._batches.run_every(_LANE, close_response(rid, owner))
         except RedisUnavailable as error:
             log.warning("could not store a response yet", action="store_response", rid=rid, error=str(error))
             return response
-        return written or response
+        return archived or response
 
     async def look_up(self, identity: str, who: Identity, param: str | None = None) -> StoredResponse:
         """Raises RequestNotFound for a response that is unknown, expired, deleted, or another tenant's."""

@@ -114,15 +114,15 @@ class EventRenderer(StreamRenderer):
 
     def _written(self, seq: int, events: Sequence[Event]) -> list[bytes]:
         """The bytes of those events that the client does not have; all of them are numbered."""
-        written: list[bytes] = []
+        chunks: list[bytes] = []
         for event in events:
             self._part += 1
             place = (seq, self._part)
             if place > self._resumed_at[0] and (not self._numbered or self._number > self.starting_after):
                 self._cursor.places[0] = place
-                written.append(b"id: " + self._cursor.encode() + b"\n" + self._bytes(event))
+                chunks.append(b"id: " + self._cursor.encode() + b"\n" + self._bytes(event))
             self._number += 1
-        return written
+        return chunks
 
     def _bytes(self, event: Event) -> bytes:
         if isinstance(event, ResponseEvent):

@@ -206,7 +206,7 @@ class Session:
 
     def check_present(self) -> None:
         """Raises ClientDisconnected once the client has left."""
-        if self.caller.client.left:
+        if self.caller.client.disconnected:
             raise ClientDisconnected
 
     def check_loading(self) -> None:

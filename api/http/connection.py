@@ -57,7 +57,7 @@ class Client:
     unread: UnreadBodies | None = None
     """The account of this body's bytes; None once the request is handled."""
     unread_bytes: int = 0
-    left: bool = False
+    disconnected: bool = False
     """True once the connection is gone before the end of the answer."""
     stalled: bool = False
     """True once the connection was cut because the client read nothing."""
@@ -70,11 +70,11 @@ class Client:
 
     def has_left(self) -> bool:
         """True if the client has left, also where the event loop has not come to it yet."""
-        if not self.left and self.transport is not None and not self.transport.is_closing():
+        if not self.disconnected and self.transport is not None and not self.transport.is_closing():
             connection = self.transport.get_extra_info("socket")
             if connection is not None and client_left(connection):
                 self.leave()
-        return self.left
+        return self.disconnected
 
     def body_writer(self) -> BodyWriter | None:
         """Writes parts of the answer that has begun; None where the server has no such way."""
@@ -97,7 +97,7 @@ class Client:
 
     def leave(self) -> None:
         """Called where the connection is gone, or found to be."""
-        self.left = True
+        self.disconnected = True
         cycle = self.cycle() if self.cycle is not None else None
         if cycle is not None:
             cycle.disconnected = True
@@ -110,7 +110,7 @@ class Client:
     def watched(self, wake: Callable[[], object]) -> Generator[None]:
         """Calls `wake` when the client leaves; at once where it has left."""
         self._on_leave = wake
-        if self.left:
+        if self.disconnected:
             wake()
         try:
             yield
@@ -127,7 +127,7 @@ class Client:
         try:
             await self.turn.again(self.watched)
         except asyncio.CancelledError:
-            if self.left:
+            if self.disconnected:
                 raise ClientDisconnected from None
             raise
 

@@ -119,10 +119,10 @@ class Departures:
         """Seconds for which a request waits before it is begun."""
         return HESITATION_S if self._shares.get(tenant, 0.0) > _FREQUENT else 0.0
 
-    def count(self, tenant: str, age_s: float, *, left: bool) -> None:
+    def count(self, tenant: str, age_s: float, *, disconnected: bool) -> None:
         """Count a request whose client left at this age, or whose answer ended."""
         share = self._shares.pop(tenant, 0.0)
-        share += _RECENT * ((left and age_s < AT_ONCE_S) - share)
+        share += _RECENT * ((disconnected and age_s < AT_ONCE_S) - share)
         if share > _FORGOTTEN:
             self._shares[tenant] = share
             if len(self._shares) > _TENANTS:
@@ -170,7 +170,7 @@ class Admission:
             began = loop.time()
             hesitation = self._departures.hesitation(tenant)
             if hesitation and not await stays(client, hesitation):
-                self._departures.count(tenant, loop.time() - began, left=True)
+                self._departures.count(tenant, loop.time() - began, disconnected=True)
                 client.begin()
                 return
             if self.turns.work_waiting(tenant) > self._longest_s:
@@ -180,7 +180,7 @@ class Admission:
             try:
                 await self._admit(lambda: app(scope, receive, send), tenant, client)
             finally:
-                self._departures.count(tenant, loop.time() - began, left=client.left)
+                self._departures.count(tenant, loop.time() - began, disconnected=client.disconnected)
 
         return serve
 
@@ -189,7 +189,7 @@ class Admission:
         try:
             turn = await self.turns.begin(tenant, client.watched)
         except asyncio.CancelledError:
-            if client.left:
+            if client.disconnected:
                 return
             raise
         client.begin()

@@ -52,7 +52,7 @@ from control.redis.clients import AsyncRedis, SyncRedis
 from control.redis.connection import arun_steps, read, run_every, run_steps
 from control.replicas import model_overviews
 from control.replicas.model_overviews import ASLEEP, AssetsMark
-from control.text.tokenizer_check import MOST_TOKEN_BYTES, judge
+from control.text.tokenizer_check import MOST_TOKEN_BYTES, judge, wrong_id
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -151,7 +151,12 @@ def serve(
     encodes = not judgement.encoding
     files = Files(assets.chat_template or "", "" if encodes else assets.tokenizer_json)
     confined = ConfinedFiles(name, files, report)
-    vocabulary = Vocabulary(assets, None if encodes else confined)
+    try:
+        vocabulary = Vocabulary(assets, None if encodes else confined)
+    except Exception as error:  # the library raises no other type
+        if reason := wrong_id(assets.tokenizer_json):
+            raise ModelFileRefused(name, "tokenizer", reason) from error
+        raise
     if (longest := vocabulary.longest_bytes) > MOST_TOKEN_BYTES:
         raise ModelFileRefused(name, "tokenizer", f"it has a token of {longest} bytes")
     if not encodes:

@@ -68,5 +68,5 @@ def is_over(client: SyncRedis, move: Move) -> bool:
         raise ModelUnavailable(
             move.model, "failed", f"replica {successor.replica} on {move.target}: {successor.detail}"
         )
-    left = not any(is_moved(one, move) for one in farm.assignments(client, move.source))
-    return left and successor is not None and successor.state == "loaded"
+    vacated = not any(is_moved(one, move) for one in farm.assignments(client, move.source))
+    return vacated and successor is not None and successor.state == "loaded"

@@ -122,7 +122,7 @@ class Asking:
         for sizes in several:
             for host in self._room.hosts:
                 devices = self._room.devices_for(spec, host, missing, sizes)
-                if host.id not in self._room.left or devices is None or set(devices.values()) != {"cpu"}:
+                if host.id not in self._room.memory or devices is None or set(devices.values()) != {"cpu"}:
                     continue
                 if self._lend(host.id, sizes.on_cpus(devices)):
                     return True
@@ -140,7 +140,7 @@ class Asking:
 
     def _lend(self, host_id: str, size: int) -> bool:
         """Ask the replicas of a host for so much of its memory, those that can give most first."""
-        short = size - self._room.left[host_id] - self._pending(host_id) + self._promised[host_id]
+        short = size - self._room.memory[host_id] - self._pending(host_id) + self._promised[host_id]
         spare = sorted(self._spare(host_id), key=lambda one: (-one[1], one[0]))
         if short > sum(bytes_there for _, bytes_there, _ in spare):
             return False

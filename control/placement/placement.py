@@ -136,16 +136,18 @@ class Sizes:
 
 
 class Room:
-    """The capacity that is left while a plan is made: `free` accelerators, `left` bytes and a count of replicas, by
-    host id. A host that tells no memory has no entry in `left`, and is never full. `left_on` has the bytes that are
-    left on accelerators whose memory is planned, by host id and device."""
+    """The capacity that is left while a plan is made: `free` accelerators, `memory` in bytes and a count of replicas,
+    by host id. A host that tells no memory has no entry in `memory`, and is never full. `device_memory` has the bytes
+    that are left on accelerators whose memory is planned, by host id and device."""
 
     def __init__(self, hosts: Iterable[Host], needs: Needs | None = None) -> None:
         self.needs: Needs = needs or {}
         self.hosts = [host for host in hosts if not host.drained]
         self.free = {host.id: list(host.devices) for host in self.hosts}
-        self.left = {host.id: host.memory for host in self.hosts if host.memory is not None}
-        self.left_on = {(host.id, device): size for host in self.hosts for device, size in host.device_memory.items()}
+        self.memory = {host.id: host.memory for host in self.hosts if host.memory is not None}
+        self.device_memory = {
+            (host.id, device): size for host in self.hosts for device, size in host.device_memory.items()
+        }
         self.shared = {host.id for host in self.hosts if not host.dedicated}
         """Hosts of which a half of what is left stays free."""
         self.crowd: Counter[str] = Counter()
@@ -159,12 +161,12 @@ class Room:
         self.crowd[host_id] += 1
         if host_id in self.free:
             self.free[host_id] = [device for device in self.free[host_id] if device not in assignment.devices]
-        if host_id in self.left:
-            self.left[host_id] -= bytes_of(assignment, self.needs)
+        if host_id in self.memory:
+            self.memory[host_id] -= bytes_of(assignment, self.needs)
         sizes = assignment.device_memory or [0] * len(assignment.devices)
         for device, size in zip(assignment.devices, sizes, strict=True):
-            if (host_id, device) in self.left_on:  # a rank of which nothing is known may have it all
-                self.left_on[host_id, device] = max(0, self.left_on[host_id, device] - size) if size else 0
+            if (host_id, device) in self.device_memory:  # a rank of which nothing is known may have it all
+                self.device_memory[host_id, device] = max(0, self.device_memory[host_id, device] - size) if size else 0
 
     def without(self, parts: Parts) -> Room:
         """The capacity without the replica of these `parts`."""
@@ -185,13 +187,13 @@ class Room:
         other.take(host_id, assignment)
         self._assignments = other._assignments
         self.free = other.free
-        self.left = other.left
-        self.left_on = other.left_on
+        self.memory = other.memory
+        self.device_memory = other.device_memory
         self.crowd = other.crowd
 
     def holds(self, host_id: str, size: int) -> bool:
         """True if so many bytes of the host's memory are left."""
-        return size <= 0 or size <= self.left.get(host_id, size)
+        return size <= 0 or size <= self.memory.get(host_id, size)
 
     def devices_for(self, spec: ModelSpec, host: Host, ranks: Iterable[int], sizes: Sizes) -> dict[int, str] | None:
         """A device of the host for each of these ranks, or None where it has not so many with enough memory.
@@ -218,29 +220,29 @@ class Room:
             return "cpu"
         fitting = [device for device in named if self._holds_on(host.id, device, sizes.of(rank, device))]
         free = [device for device in fitting if device in self.free[host.id] and device not in chosen.values()]
-        shared = [one for one in fitting if (host.id, one) in self.left_on and one not in chosen.values()]
-        return next(iter(free or sorted(shared, key=lambda one: -self.left_on[host.id, one])), None)
+        shared = [one for one in fitting if (host.id, one) in self.device_memory and one not in chosen.values()]
+        return next(iter(free or sorted(shared, key=lambda one: -self.device_memory[host.id, one])), None)
 
     def _holds_on(self, host_id: str, device: str, size: int | None) -> bool:
         """True if an accelerator has so many bytes left, or nobody has it where either is not known."""
-        left = self.left_on.get((host_id, device))
-        if left is None or size is None:
+        size_left = self.device_memory.get((host_id, device))
+        if size_left is None or size is None:
             return device in self.free[host_id]
-        return size <= left
+        return size <= size_left
 
     def share(self, host_id: str, each: int, least: int) -> int:
         """The KV tokens that a replica may have on a host of which it takes `least` bytes without any, and `each` for
         one: what is left beside all that is still to be placed, or a half of it where other programs have the memory
         too."""
-        left = self.left[host_id] - self.pending.total() - least
-        return left // (each * (2 if host_id in self.shared else 1))
+        spare = self.memory[host_id] - self.pending.total() - least
+        return spare // (each * (2 if host_id in self.shared else 1))
 
     def share_on(self, host_id: str, device: str, need: RankNeed, chosen: Iterable[str]) -> int:
         """The KV tokens that a rank may have on an accelerator: most of what is left, as its need is an estimate. Where
         other models wait, and no accelerator but those `chosen` for this one is free, their part stays."""
         waiting = 0 if set(self.free[host_id]).difference(chosen) else self.pending.total()
-        left = int(GPU_SHARE * (self.left_on[host_id, device] - need.least - waiting))
-        return left // need.bytes_per_token
+        spare = int(GPU_SHARE * (self.device_memory[host_id, device] - need.least - waiting))
+        return spare // need.bytes_per_token
 
     def await_places(
         self, specs: Iterable[ModelSpec], replicas: Mapping[str, int], replica_counts: ReplicaCounts
@@ -258,10 +260,10 @@ class Room:
                 self.pending[spec.name] = missing * size
             elif spec.on_demand and not replicas.get(spec.name, 0):
                 asleep[spec.name] = size
-        left = (sum(self.left.values()) - self.pending.total()) // 2
+        spare = (sum(self.memory.values()) - self.pending.total()) // 2
         for name, size in sorted(asleep.items(), key=lambda one: (one[1], one[0])):
-            left -= size
-            if left < 0:
+            spare -= size
+            if spare < 0:
                 return
             self.pending[name] = size
 
@@ -325,10 +327,10 @@ def _memory(sizes: Sizes, devices: Mapping[int, str]) -> list[int]:
 
 def _device_memory(sizes: Sizes, devices: Mapping[int, str], room: Room, host_id: str) -> list[int]:
     """The bytes of each rank of its accelerator's memory; empty where none is planned."""
-    if not any((host_id, device) in room.left_on for device in devices.values()):
+    if not any((host_id, device) in room.device_memory for device in devices.values()):
         return []
     return [
-        (sizes.of(rank, devices[rank]) or 0) if (host_id, devices[rank]) in room.left_on else 0
+        (sizes.of(rank, devices[rank]) or 0) if (host_id, devices[rank]) in room.device_memory else 0
         for rank in sorted(devices)
     ]
 
@@ -351,7 +353,7 @@ def with_memory(parts: Parts, room: Room) -> Parts:
     sizes = Sizes(need, spec.kv_tokens or kv_tokens or need.least_tokens)
     changed: Parts = {}
     for host_id, part in parts.items():
-        if host_id not in room.left or part.memory:
+        if host_id not in room.memory or part.memory:
             continue
         devices = dict(zip(part.ranks, part.devices, strict=True))
         is_counted = spec.kv_tokens is not None or kv_tokens is not None
@@ -371,7 +373,7 @@ def _share_of(parts: Parts, need: ModelNeed, room: Room) -> int:
     for host_id, part in parts.items():
         ranks = [need.ranks[rank] for rank, device in zip(part.ranks, part.devices, strict=True) if device == "cpu"]
         each = sum(rank.bytes_per_token for rank in ranks)
-        if host_id not in room.left or not each:
+        if host_id not in room.memory or not each:
             shares.append(need.least_tokens)
             continue
         least = sum(rank.least for rank in ranks) - bytes_of(part, room.needs)  # beside what it has by now
@@ -400,11 +402,11 @@ def _share(spec: ModelSpec, chosen: dict[str, dict[int, str]], parts: Parts, roo
         cpu_ranks = [sizes.rank(rank, device) for rank, device in devices.items() if device == "cpu"]
         on_cpu = [rank for rank in cpu_ranks if rank is not None]
         each = sum(rank.bytes_per_token for rank in on_cpu)
-        if host_id in room.left and each:
+        if host_id in room.memory and each:
             shares.append(room.share(host_id, each, sum(rank.least for rank in on_cpu)))
         for rank, device in devices.items():
             rank_need = need.rank_on(rank, device)
-            if (host_id, device) in room.left_on and rank_need is not None and rank_need.bytes_per_token:
+            if (host_id, device) in room.device_memory and rank_need is not None and rank_need.bytes_per_token:
                 shares.append(room.share_on(host_id, device, rank_need, devices.values()))
     return max(need.least_tokens, min(shares)) if shares else None
 
@@ -430,12 +432,12 @@ def _several_hosts(
     accelerated = kinds != {"cpu"} if kinds else any(host.devices for host in room.hosts)
     hosts = [host for host in room.for_parts(parts) if spec.devices or bool(host.devices) == accelerated]
     chosen: dict[str, dict[int, str]] = {host.id: {} for host in hosts}
-    left = list(missing)
+    unplaced = list(missing)
     even = -(-spec.tp // len(hosts)) if spec.spread and hosts else spec.tp
     for most in (even, spec.tp):
         for host in hosts:
             have = len(parts[host.id].ranks) if host.id in parts else 0
-            for rank in list(left):
+            for rank in list(unplaced):
                 devices = room.devices_for(spec, host, [*chosen[host.id], rank], sizes)
                 if (
                     devices is not None
@@ -443,8 +445,8 @@ def _several_hosts(
                     and room.holds(host.id, sizes.on_cpus(devices))
                 ):
                     chosen[host.id] = devices
-                    left.remove(rank)
-    return None if left else {host_id: rank_devices for host_id, rank_devices in chosen.items() if rank_devices}
+                    unplaced.remove(rank)
+    return None if unplaced else {host_id: rank_devices for host_id, rank_devices in chosen.items() if rank_devices}
 
 
 def _unevenly(spec: ModelSpec, room: Room, sizes: Sizes) -> tuple[dict[str, dict[int, str]] | None, Sizes]:
@@ -462,7 +464,7 @@ def _unevenly(spec: ModelSpec, room: Room, sizes: Sizes) -> tuple[dict[str, dict
             (own for own in range(1, len(need.unit_ranks) + 1) if room.holds(host.id, bytes_with(own))), default=0
         )
         for host in room.hosts
-        if host.id in room.left and not host.devices
+        if host.id in room.memory and not host.devices
     }
     hosts = sorted((host for host, own in room_for.items() if own), key=lambda host: (-room_for[host], host))[: spec.tp]
     shares = {host: room_for[host] for host in hosts}
@@ -470,7 +472,7 @@ def _unevenly(spec: ModelSpec, room: Room, sizes: Sizes) -> tuple[dict[str, dict
         return None, sizes
     while sum(shares.values()) > need.units:  # the one that has least left gives a unit up
         several = [host for host in hosts if shares[host] > 1]
-        shares[min(several, key=lambda host: room.left[host] - bytes_with(shares[host]))] -= 1
+        shares[min(several, key=lambda host: room.memory[host] - bytes_with(shares[host]))] -= 1
     chosen = {host: {rank: "cpu"} for rank, host in enumerate(hosts)}
     return chosen, Sizes(need, sizes.tokens, list(shares.values()))
 
@@ -490,7 +492,9 @@ def _unplaceable(spec: ModelSpec, replica: str, room: Room, sizes: Sizes) -> Unp
             return Unplaceable(spec.name, replica, why)
         if any(choose_devices(spec, host, room.free[host.id]) is not None for host in room.hosts):
             has = [
-                f"{host.id} has {in_words(max(0, room.left[host.id]))}" for host in room.hosts if host.id in room.left
+                f"{host.id} has {in_words(max(0, room.memory[host.id]))}"
+                for host in room.hosts
+                if host.id in room.memory
             ]
             why = f"{ranks} {in_words(sum(on_cpus))} of memory; {'; '.join(has)} left. {remedy}"
             return Unplaceable(spec.name, replica, why)
@@ -505,12 +509,14 @@ def _unplaceable(spec: ModelSpec, replica: str, room: Room, sizes: Sizes) -> Unp
 def _left_on(spec: ModelSpec, host: Host, room: Room, sizes: Sizes) -> str:
     """The free memory of a host's accelerators on which ranks might be; empty where it is not known, or where the
     number of devices is too small."""
-    names = [device for device in host.devices if (host.id, device) in room.left_on and sizes.of(0, device) is not None]
+    names = [
+        device for device in host.devices if (host.id, device) in room.device_memory and sizes.of(0, device) is not None
+    ]
     names = [device for device in names if not spec.devices or device in spec.devices]
     if len(names) < len(set(spec.devices) - {"cpu"} if spec.devices else range(spec.tp)):
         return ""
     return (
-        f"{host.id} has {', '.join(f'{in_words(room.left_on[host.id, one])} on {one}' for one in names)}"
+        f"{host.id} has {', '.join(f'{in_words(room.device_memory[host.id, one])} on {one}' for one in names)}"
         if names
         else ""
     )

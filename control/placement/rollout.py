@@ -220,7 +220,7 @@ def _too_much(
     room: Room, by_host: dict[str, list[Assignment]], serving: Set[Place] = frozenset()
 ) -> Iterator[tuple[str, Assignment]]:
     """Of hosts that were given more than their memory, before a need was known, what does not serve and is to go."""
-    for host_id, left in room.left.items():
+    for host_id, left in room.memory.items():
         for one in sorted(by_host.get(host_id, ()), key=lambda one: one.place, reverse=True):
             size = bytes_of(one, room.needs)
             if left < 0 and size and not one.withdrawn and one.place not in serving:
@@ -234,7 +234,7 @@ def _sized(by_host: dict[str, list[Assignment]], room: Room, crowded: Set[str]) 
     actions: list[Action] = []
     for all_parts in parts_of_replicas(by_host).values():
         parts = {host_id: part for host_id, part in all_parts.items() if not part.withdrawn}
-        lacking = {host_id for host_id, part in parts.items() if host_id in room.left and not part.memory}
+        lacking = {host_id for host_id, part in parts.items() if host_id in room.memory and not part.memory}
         if lacking and not lacking & crowded:
             actions += [Assign(host_id, part) for host_id, part in with_memory(parts, room).items()]
     return actions

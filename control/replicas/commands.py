@@ -160,7 +160,7 @@ class Deadline:
     def __str__(self) -> str:
         return f"{self._seconds:g} s"
 
-    def left(self) -> float:
+    def remaining_s(self) -> float:
         """Seconds from now; 0 once it has passed."""
         return max(0.0, self._until - time.monotonic())
 
@@ -176,7 +176,7 @@ class Deadline:
     def hurry(self, seconds: float) -> None:
         """Shorten the limit to `seconds` from now; progress extends it no more."""
         self._final = True
-        if seconds < self.left():
+        if seconds < self.remaining_s():
             self._seconds = seconds
             self._until = time.monotonic() + seconds
 
@@ -210,14 +210,14 @@ class Replies:
             if not missing:
                 self._early.pop(seq, None)
                 return [here[rank] for rank in self._ranks]
-            left = deadline.left()
-            if not left:
+            remaining_s = deadline.remaining_s()
+            if not remaining_s:
                 names = ", ".join(map(str, missing))
                 message = f"no reply to command {seq}, and no progress, within {deadline}: rank {names}"
                 raise Poisoned("deadline", message, missing[0])
             check()
             now = time.monotonic()
-            block_ms = min(int(1000 * left), LONGEST_BLOCK_MS)
+            block_ms = min(int(1000 * remaining_s), LONGEST_BLOCK_MS)
             try:
                 self._read(seq, block_ms)
                 away = time.monotonic() - now - block_ms / 1000

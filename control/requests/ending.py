@@ -49,13 +49,13 @@ def expire_waiting(client: SyncRedis, models: Sequence[str]) -> dict[str, int]:
     RedisUnavailable.
     """
     expired = dict[str, int]()
-    left = list(models)
+    pending = list(models)
     for _ in range(EXPIRE_BATCHES):
-        outcomes = dict(zip(left, run_every(client, [expire(model) for model in left]), strict=True))
+        outcomes = dict(zip(pending, run_every(client, [expire(model) for model in pending]), strict=True))
         for model, (ended, _) in outcomes.items():
             if ended:
                 expired[model] = expired.get(model, 0) + ended
-        left = [model for model, (_, more) in outcomes.items() if more]
+        pending = [model for model, (_, more) in outcomes.items() if more]
     return expired
 
 

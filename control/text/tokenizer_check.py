@@ -7,6 +7,7 @@ of its own, and one that decodes in another way is refused, because every answer
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -148,7 +149,6 @@ def judge(tokenizer_json: str | bytes) -> Judgement:
     try:
         _check_depths(definition)
         _check_sizes(definition)
-        _check_ids(bytes(definition.model.vocab))
         growth = _growth(definition.decoder, _DECODERS, "decoders")
         if growth > MOST_DECODED_GROWTH:
             raise _Unusual(f"its decoder makes up to {growth} characters of one")
@@ -163,6 +163,21 @@ class _Pieces(msgspec.Struct):
 
 class _WithPieces(msgspec.Struct):
     model: _Pieces = msgspec.field(default_factory=_Pieces)
+
+
+def wrong_id(tokenizer_json: str) -> str:
+    """The first piece whose id the library does not take, in words; "" without one. The library's own error does not
+    name it. It is looked for once the library has refused a file: an id of each of 262,144 pieces takes 0.13 s.
+    """
+    with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+        vocab = msgspec.json.decode(tokenizer_json, type=_WithPieces).model.vocab
+        for piece, number in vocab.items() if isinstance(vocab, dict) else ():  # pieces in a list have scores
+            if type(number) is not int or not 0 <= number <= _MOST_ID:
+                return (
+                    f"its piece {piece[:40]!r} has the id {str(number)[:40]!r}; a whole number from 0 to {_MOST_ID} is "
+                    "needed"
+                )
+    return ""
 
 
 def longest_piece(tokenizer_json: str, byte_level: bool) -> int:
@@ -214,21 +229,6 @@ def _check_depths(definition: _Definition) -> None:
             if depth > _MOST_DEPTH:
                 raise _Unusual(f"its {name} has parts inside each other at more than {_MOST_DEPTH} levels")
             level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
-
-
-def _check_ids(vocabulary: bytes) -> None:
-    """Raises _Unusual for an id of a piece that the library would not take. Pieces in a list have scores and no ids."""
-    if not vocabulary.startswith(b"{"):
-        return
-    try:
-        msgspec.json.decode(vocabulary, type=dict[str, TokenId])
-    except msgspec.ValidationError:
-        for piece, number in msgspec.json.decode(vocabulary, type=dict[str, Any]).items():
-            if type(number) is not int or not 0 <= number <= _MOST_ID:
-                raise _Unusual(
-                    f"its piece {piece[:40]!r} has the id {str(number)[:40]!r}; a whole number from 0 to {_MOST_ID} is "
-                    "needed"
-                ) from None
 
 
 def _check_model(model: _Model) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 import psutil
 
-from control.errors import SettingsError
+from control.errors import FurrowError, SettingsError
 from control.process import child_environment, die_with_parent
 
 MIB = 2**20
@@ -31,6 +31,13 @@ def split_cores() -> tuple[set[int], set[int]]:
     if not others:
         raise SettingsError("this takes two cores: one for the API process, another for clients, leaders and Redis")
     return {first}, set(others)
+
+
+class ProcessEnded(FurrowError):
+    """A process of a measurement ended before its result. Its standard error says why."""
+
+    def __init__(self, name: str, status: int) -> None:
+        super().__init__(f"{name} ended with status {status} before its result; its message stands above")
 
 
 class Process:
@@ -58,11 +65,11 @@ class Process:
         return self.process.pid
 
     def line(self) -> str:
-        """Its next line. Raises RuntimeError where it has ended instead."""
+        """Its next line. Raises ProcessEnded."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.name} ended with status {self.process.wait()}")
+            raise ProcessEnded(self.name, self.process.wait())
         return line
 
     def await_line(self, line: str) -> None:
@@ -104,23 +111,28 @@ def calling(cores: set[int], function: Callable[..., object], **arguments: objec
     Its arguments, passwords among them, are in no command line.
     """
     text = msgspec.json.encode(arguments, enc_hook=str).decode()
-    with running(cores, "ops.harness.processes", f"{function.__module__}:{function.__name__}", text=text) as part:
+    place = f"{function.__module__}:{function.__name__}"
+    with running(cores, "ops.harness.processes", place, text=text) as part:
+        part.name = place
         yield part
 
 
 def call(place: str) -> None:
-    """The process of `calling`: `place` is MODULE:FUNCTION."""
+    """The process of `calling`: `place` is MODULE:FUNCTION. A FurrowError or a ConnectionError becomes one line and
+    exit status 1."""
     die_with_parent()
     module, _, name = place.partition(":")
     function = getattr(importlib.import_module(module), name)
     hints = get_type_hints(function)
     arguments: dict[str, Any] = msgspec.json.decode(sys.stdin.read())
-    returned = function(
-        **{
-            name: msgspec.convert(value, hints[name], dec_hook=lambda kind, value: kind(value))
-            for name, value in arguments.items()
-        }
-    )
+    converted = {
+        name: msgspec.convert(value, hints[name], dec_hook=lambda kind, value: kind(value))
+        for name, value in arguments.items()
+    }
+    try:
+        returned = function(**converted)
+    except (FurrowError, ConnectionError) as error:
+        sys.exit(f"{place}: {error}")
     print(msgspec.json.encode(returned).decode(), flush=True)
 
 

@@ -21,7 +21,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -305,10 +304,10 @@ def _load(
             folder = cache_files.made_folder("compiled")
         except OSError:  # a home that can't be written to: compiled anew by each process
             folder = None
-        with _locked(folder), tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as scratch:
+        with _locked(folder), cache_files.scratch(folder) as scratch:
             compiled = _kept(stem, needed)
             if compiled is None:  # else another process compiled it meanwhile
-                fresh = Path(scratch) / name
+                fresh = scratch / name
                 _compile(source, compiler, more_flags, parts, fresh)
                 if more_flags and (reason := failure(fresh, shapes)):
                     if folder is not None:

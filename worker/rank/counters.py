@@ -94,9 +94,9 @@ def share_folder(records: Mapping[str, Any]) -> Path:
     folder = Path(records.get(FOLDER_KEY) or "")
     if FOLDER_KEY not in records or not folder.is_dir():
         root = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-        for left in root.glob(f"{_PREFIX}*"):
-            if _is_stale(left):
-                shutil.rmtree(left, ignore_errors=True)
+        for folder in root.glob(f"{_PREFIX}*"):
+            if _is_stale(folder):
+                shutil.rmtree(folder, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getppid()}-", dir=root))
     os.environ[FOLDER_VARIABLE] = str(folder)
     _use(folder)

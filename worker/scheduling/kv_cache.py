@@ -234,7 +234,7 @@ class Snapshots:
         sequence.snapshots = []
         self._dropped.append(sid)
 
-    def left(self, sid: int) -> None:
+    def forget(self, sid: int) -> None:
         """Forget the copies of a sequence that has ended, with the rest of its memory."""
         self._holders.pop(sid, None)
 
@@ -479,7 +479,7 @@ class KVMemory:
     def end(self, sequence: Sequence) -> None:
         """The sequence goes. What it leaves is kept as long as there is room, where others can begin with it."""
         if self.snapshots is not None:
-            self.snapshots.left(sequence.sid)
+            self.snapshots.forget(sequence.sid)
         if self._sharing and self.prefixes.keep(sequence):
             self.account.keep(sequence.sid)
             self._kept_sids.append(sequence.sid)
@@ -497,7 +497,7 @@ class KVMemory:
 
     def forget(self, sid: int) -> None:
         if self.snapshots is not None:
-            self.snapshots.left(sid)
+            self.snapshots.forget(sid)
         self.account.release(sid)
         self.prefixes.forget(sid)
         if sid in self.resident:

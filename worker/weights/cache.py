@@ -12,7 +12,6 @@ key has the files' ctime too: an edited checkpoint could have its modification t
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import os
@@ -402,7 +401,6 @@ class WeightCache:
     def _write(self, subject: Subject, structure: bytes, arrays: list[NDArray[Any]]) -> None:
         place = cache_files.made_folder(KIND)
         size = file_bytes(structure, arrays)
-        _remove_abandoned(place)
         if (place / subject.name).exists():  # another process was faster
             return
         if not cache_files.make_room(KIND, size, self._limit, SPARE_BYTES):
@@ -415,16 +413,6 @@ class WeightCache:
             return
         begun = time.monotonic()
         with cache_files.replacing(place / subject.name) as file:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX)
             write_file(file, subject, structure, arrays)
         seconds = round(time.monotonic() - begun, 2)
         log.info("packed weights kept", file=subject.name, mib=size >> 20, seconds=seconds, action="keep_weights")
-
-
-def _remove_abandoned(place: Path) -> None:
-    """Remove files that a process left unfinished: the lock of a file goes with the process that wrote it."""
-    for path in place.glob(f"{cache_files.TEMPORARY[0]}*"):
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()

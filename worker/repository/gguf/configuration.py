@@ -143,7 +143,7 @@ def _llama3(model: GgufModel, theta: float, width: int) -> dict[str, Any]:
     original, high = _original_length(factors, periods, factor), HIGH
     expected = [_factor(period, factor, original) for period in periods]
     pairs = zip(factors, expected, strict=True)
-    if not all(math.isclose(actual, wanted, rel_tol=TOLERANCE) for actual, wanted in pairs):
+    if not all(math.isclose(actual, expected, rel_tol=TOLERANCE) for actual, expected in pairs):
         original, high = _length_of_step(factors, periods, factor), LOW
     if original is None:
         raise UnsupportedArchitecture(

@@ -12,7 +12,7 @@ def departures(ages: list[float | None]) -> Departures:
     """After requests of the tenant `t` whose clients left at these ages; None: they stayed."""
     counts = Departures()
     for age in ages:
-        counts.count("t", 1.0 if age is None else age, left=age is not None)
+        counts.count("t", 1.0 if age is None else age, disconnected=age is not None)
     return counts
 
 

@@ -1,4 +1,4 @@
-"""Objects of a model's assets are reused: when a new epoch publishes them again."""
+"""Objects of a model's assets are made once, and files that can't be used are refused by name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from api.models.models import serve
+from control.errors import ModelFileRefused
 from tests.byte_model import byte_assets
 
 ASSETS = byte_assets(vocab_size=300)
@@ -26,3 +27,17 @@ def test_other_assets_are_served_anew(change: dict[str, object]) -> None:
     first = serve("m", ASSETS, None, None, None)
     second = serve("m", msgspec.structs.replace(ASSETS, **change), first, None, None)
     assert second.vocabulary is not first.vocabulary
+
+
+def test_an_id_that_the_library_does_not_take_is_named() -> None:
+    """Its own error names no piece."""
+    spoilt = ASSETS.tokenizer_json.replace('"vocab":{', '"vocab":{"spoilt":-1,', 1)
+    with pytest.raises(ModelFileRefused, match="its piece 'spoilt' has the id '-1'"):
+        serve("m", msgspec.structs.replace(ASSETS, tokenizer_json=spoilt), None, None, None)
+
+
+def test_other_errors_of_the_library_are_its_own() -> None:
+    """Only the log of the API has them."""
+    spoilt = ASSETS.tokenizer_json.replace('"version":"1.0"', '"version":"7.0"', 1)
+    with pytest.raises(Exception, match="version"):
+        serve("m", msgspec.structs.replace(ASSETS, tokenizer_json=spoilt), None, None, None)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
-from control.text.tokenizer_check import GPT4O, LLAMA3, QWEN2, Judgement, judge, longest_piece
+from control.text.tokenizer_check import GPT4O, LLAMA3, QWEN2, Judgement, judge, longest_piece, wrong_id
 from tests.byte_model import byte_tokenizer
 
 
@@ -120,7 +120,7 @@ def test_an_id_that_is_none_is_refused_by_name(number: object) -> None:
     definition = json.loads(byte_tokenizer().to_str())
     vocab = definition["model"]["vocab"] | {"spoilt": number}
     pieces = json.dumps(definition | {"model": definition["model"] | {"vocab": vocab}})
-    assert f"its piece 'spoilt' has the id {str(number)!r}; a whole number from 0" in judge(pieces).decoding
+    assert f"its piece 'spoilt' has the id {str(number)!r}; a whole number from 0" in wrong_id(pieces)
     token = definition["added_tokens"][0] | {"id": number}
     tokens = json.dumps(definition | {"added_tokens": [token]})
     assert "$.added_tokens[0].id" in judge(tokens).decoding

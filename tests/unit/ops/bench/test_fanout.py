@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -13,6 +14,8 @@ import pytest
 from ops.bench.fanout.fanout import StreamReport, figures
 from ops.bench.fanout.leaders import TOKENS, Ring, StreamLoad
 from ops.bench.fanout.readers import WARM_UP, Arrivals, Reader, overhead_ms
+from ops.bench.fanout.readers import read as read_streams
+from ops.harness.processes import ProcessEnded, calling
 from ops.harness.program import summarise
 
 LOAD = StreamLoad(clients=1, replicas=1, rate=10.0, tokens=3)
@@ -144,3 +147,27 @@ def test_only_whole_answers_are_timed(server: socket.socket, tmp_path: Path, ans
     finally:
         server.close()
         thread.join()
+
+
+def test_a_refusing_server_ends_the_measurement(
+    server: socket.socket, ring: Ring, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The message is one line with the answer of the server."""
+
+    def refuse() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 429 Too Many Requests\r\n\r\nslower")
+            connection.recv(65536)
+
+    refusing = threading.Thread(target=refuse)
+    refusing.start()
+    cores = os.sched_getaffinity(0)
+    address = server.getsockname()
+    ended = pytest.raises(ProcessEnded, match=r"ops\.bench\.fanout\.readers:read ended with status 1")
+    ring_path = tmp_path / "ring"
+    with calling(cores, read_streams, address=address, ring=ring_path, load=LOAD, seconds=1.0) as reading, ended:
+        reading.await_line("begin")
+    refusing.join()
+    assert capfd.readouterr().err.startswith("ops.bench.fanout.readers:read: client 0: HTTP/1.1 429")

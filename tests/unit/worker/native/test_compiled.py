@@ -319,3 +319,37 @@ def test_a_start_that_waits_for_a_stopped_process_says_so(source: Path, monkeypa
         second.join(30)
         assert len(logs) == 1
     assert [answer(library) for library in libraries] == [1, 2]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from control import cache
+with cache.scratch(Path(sys.argv[1])) as folder:
+    (folder / "half.so").write_text("half")
+    print(folder, flush=True)
+    input()
+"""
+
+
+def writer(place: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITER, str(place)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@needs_compiler
+def test_the_folder_of_a_killed_compilation_is_removed(source: Path) -> None:
+    """With the next compilation. One of a process that still writes stays."""
+    place = cache_files.made_folder("compiled")
+    with writer(place) as first, writer(place) as second:
+        assert first.stdout is not None
+        assert second.stdout is not None
+        killed, alive = Path(first.stdout.readline().strip()), Path(second.stdout.readline().strip())
+        first.kill()
+        first.wait()
+        assert killed.is_dir()
+        assert answer(compiled.load(source)) == 42
+        assert not killed.exists()
+        assert (alive / "half.so").is_file()
+        assert second.communicate("\n", timeout=30) == ("", None)
+        assert not alive.exists()
