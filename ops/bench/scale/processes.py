@@ -30,7 +30,7 @@ from control.replicas.lease import Lease, acquire, holder
 from control.version import VERSION
 from ops.bench.scale.clock import Round, watch
 from ops.bench.scale.crowd import Size
-from worker.agent.agent import TICK_S, Agent
+from worker.agent.agent import Agent
 from worker.agent.host_replicas import ReplicaRecord, record_key
 from worker.agent.planner import Planner
 from worker.agent.supervision.client import SupervisorClient
@@ -76,18 +76,26 @@ class Agents:
             connection.close()
 
     def ticks(self) -> list[Round]:
-        """A tick of each agent, none of which plans; several agents a round."""
+        """A tick of each agent, none of which plans; several agents a round. The first tick, in which an agent reports
+        the replicas that it has adopted, is not counted."""
         self._client.set(keys.PLACEMENT_LOCK, "another", px=600_000)
         parts = [self._agents[at : at + _TOGETHER] for at in range(0, len(self._agents), _TOGETHER)]
-        rounds = [self.watch(lambda part=part: [agent.tick() for agent in part]) for part in parts]
+        rounds: list[Round] = []
+        for _ in range(2):
+            rounds = [self.watch(lambda part=part: [agent.tick() for agent in part]) for part in parts]
         self._client.delete(keys.PLACEMENT_LOCK)
         return rounds
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds between two ticks of an agent."""
+        return min(agent.tick_s for agent in self._agents)
 
     def turns(self, count: int) -> list[Round]:
         """As many placement turns, as often as an agent makes them."""
         rounds: list[Round] = []
         for _ in range(count):
-            due = time.monotonic() + TICK_S
+            due = time.monotonic() + self.tick_s
             rounds.append(self.watch(self._planner.turn))
             time.sleep(max(0.0, due - time.monotonic()))
         return rounds

@@ -19,7 +19,6 @@ from ops.bench.scale.processes import Agents, ApiProcesses
 from ops.harness.farm import private_redis
 from ops.harness.program import Figure, benchmark
 from ops.local.server_binary import packaged_server
-from worker.agent.agent import TICK_S
 
 SCRIPT_MS = 5.0
 FIRST_S = 3.0
@@ -84,6 +83,7 @@ def _of_processes(client: SyncRedis, url: str, size: Size) -> list[Figure]:
     with Agents(client, url, size) as agents:
         seconds = ApiProcesses(client, agents, size).rounds()
         ticks = agents.ticks()
+        tick_s = agents.tick_s
         turns = agents.turns(TURNS)
         agents.unsettle()
         unsettled = agents.turns(TURNS // 3)
@@ -102,7 +102,7 @@ def _of_processes(client: SyncRedis, url: str, size: Size) -> list[Figure]:
         _each("the second of each other api process", seconds[1:], 1)
     return [
         *figures,
-        Figure(f"thread's share of {size.agents} agents", (size.agents * tick + turn) / TICK_S / 10, SHARE, "%"),
+        Figure(f"thread's share of {size.agents} agents", (size.agents * tick + turn) / tick_s / 10, SHARE, "%"),
         Figure(f"thread's share of {size.apis} api processes", (first + others) / 10, SHARE, "%"),
     ]
 
