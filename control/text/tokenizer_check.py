@@ -167,7 +167,7 @@ class _WithPieces(msgspec.Struct):
 
 def wrong_id(tokenizer_json: str) -> str:
     """The first piece whose id the library does not take, in words; "" without one. The library's own error does not
-    name it. It is looked for once the library has refused a file: an id of each of 262,144 pieces takes 0.13 s.
+    name it. It is looked for only once the library has refused a file: to read 262,144 ids takes 0.13 s.
     """
     with contextlib.suppress(msgspec.MsgspecError, RecursionError):
         vocab = msgspec.json.decode(tokenizer_json, type=_WithPieces).model.vocab

@@ -46,7 +46,7 @@ from worker.weights.stored_matrix import StoredMatrix, packed_bytes
 # The largest step on a CPU: its tokens, and those of them whose logits are sampled (`LeaderLimits`).
 STEP_TOKENS = 512
 STEP_ROWS = 256
-PROCESS_BYTES = 60 * 2**20
+PROCESS_BYTES = 56 * 2**20
 """A rank without torch after some hundred requests: what it has of its own, its part of what it shares with the standby
 that it was forked from, and pages of KV memory that short sequences of a small model fill by halves.
 `python -m ops.bench.engine.memory` compares it with what ranks take."""
