@@ -8,6 +8,7 @@ import importlib.util
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -35,6 +36,8 @@ LEAST_TOKENS = 4
 """Of one of many sequences."""
 CHOICES = 128
 """Of one request, so that many sequences run together."""
+STRIDE = 509
+"""From a token of a prompt to the next one, in the vocabulary."""
 SMOLLM2 = "smollm2"
 MODEL = "bench"
 CASES = (
@@ -154,7 +157,7 @@ def measured(spec: ModelSpec, need: RankNeed) -> Taken:
 async def fill(base: Base, vocabulary: int, kv_tokens: int, context: int, state_tokens: int) -> None:
     """Take all positions that the model may keep, several times. A recurrent state takes the memory of `state_tokens`
     of them. Raises RequestFailed."""
-    step = max(1, vocabulary // kv_tokens)  # all of the embedding's pages are read
+    numbers = count(step=STRIDE)  # other ones in each prompt: as much of the embedding as possible is read
     most = min(STEP_ROWS, kv_tokens // (state_tokens + LEAST_TOKENS))
     for sequences in (most, min(8, most), 1, most):
         each = min(kv_tokens // sequences - state_tokens, context)
@@ -164,7 +167,7 @@ async def fill(base: Base, vocabulary: int, kv_tokens: int, context: int, state_
         answers: list[asyncio.Task[Answer]] = []
         async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
             for first in range(0, sequences, together):
-                prompt = [3 + (first * 509 + index * step) % (vocabulary - 3) for index in range(each - answer)]
+                prompt = [3 + number % (vocabulary - 3) for number in islice(numbers, each - answer)]
                 choices = min(together, sequences - first)
                 fields = {"temperature": 1.0, "top_p": 0.9, "seed": prompt[0], "n": choices}
                 body = completion(MODEL, prompt, answer, stream=False, **fields)

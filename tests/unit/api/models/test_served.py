@@ -1,4 +1,4 @@
-"""Objects of a model's assets are made once, and files that can't be used are refused by name."""
+"""Objects of a model's assets are made once: a new epoch reuses them. Files that can't be used are refused by name."""
 
 from __future__ import annotations
 
